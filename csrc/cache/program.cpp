@@ -1,0 +1,30 @@
+#include "cache/program.h"
+
+namespace torch_tpu {
+
+namespace {
+
+size_t words_of(const std::vector<Encoding>& operands) {
+  size_t words = 0;
+  for (const Encoding e : operands) {
+    words += e == Encoding::kSkip ? 0 : e == Encoding::kF64 || e == Encoding::kI64 ? 2 : 1;
+  }
+  return words;
+}
+
+ProgramSpec without_text(ProgramSpec spec) {
+  spec.stablehlo = {};
+  spec.serialized = {};
+  spec.store_key = {};
+  return spec;
+}
+
+}  // namespace
+
+Program::Program(ProgramSpec from, std::optional<pjrt::Executable> exe)
+    : spec(without_text(std::move(from))),
+      executable(std::move(exe)),
+      code_bytes(executable ? executable->code_bytes() : 0),
+      operand_words(words_of(spec.operands)) {}
+
+}  // namespace torch_tpu

@@ -1,0 +1,50 @@
+#include "dispatch/fallback.h"
+
+#include <ATen/native/CPUFallback.h>
+
+#include <map>
+#include <mutex>
+
+#include "dispatch/run_op.h"
+#include "util/check.h"
+
+namespace torch_tpu {
+
+namespace {
+
+std::atomic<CpuFallback> g_policy{CpuFallback::kWarn};
+std::mutex g_mutex;  // guards the counts
+std::map<std::string, int64_t> g_counts;
+
+}  // namespace
+
+void set_cpu_fallback(CpuFallback policy) { g_policy = policy; }
+
+std::vector<std::pair<std::string, int64_t>> cpu_fallback_counts() {
+  std::lock_guard lock(g_mutex);
+  return {g_counts.begin(), g_counts.end()};
+}
+
+void run_composite(OpRecord& record, torch::jit::Stack& stack) {
+  record.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+}
+
+void run_on_cpu(OpRecord& record, torch::jit::Stack& stack) {
+  const CpuFallback policy = g_policy;
+  TORCH_CHECK_NOT_IMPLEMENTED(policy != CpuFallback::kError, "[", record.name,
+                              "] no lowering rule, no decomposition and no composite kernel.",
+                              Fix("set TORCH_TPU_CPU_FALLBACK=warn to run this op on the CPU."),
+                              "\n  (TPU-E101, see docs/errors.md)");
+  bool first = false;
+  {
+    std::lock_guard lock(g_mutex);
+    first = g_counts[record.name]++ == 0;
+  }
+  if (first && policy == CpuFallback::kWarn) {
+    TORCH_WARN("[", record.name, "] has no lowering for \"tpu\" and runs on the CPU: its inputs are copied to the host and "
+               "its results back. TORCH_TPU_CPU_FALLBACK=error makes this an error, silent hides this warning.");
+  }
+  at::native::cpu_fallback(record.op, &stack, /*error_on_views=*/false);
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,14 @@
+// The lower rungs of a miss: PyTorch's composite kernel on device tensors, then the CPU.
+#pragma once
+
+#include "dispatch/op_record.h"
+
+#include <ATen/core/stack.h>
+
+namespace torch_tpu {
+
+void run_composite(OpRecord& record, torch::jit::Stack& stack);
+// Obeys the policy of set_cpu_fallback.
+void run_on_cpu(OpRecord& record, torch::jit::Stack& stack);
+
+}  // namespace torch_tpu

@@ -1,0 +1,229 @@
+#include "dispatch/launch.h"
+
+#include <ATen/Context.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/as_strided.h>
+
+#include <bit>
+#include <cstring>
+
+#include "dispatch/operands.h"
+#include "dispatch/rebase.h"
+#include "storage/transfer.h"
+#include "util/check.h"
+
+namespace torch_tpu {
+
+namespace {
+
+using Outputs = c10::SmallVector<BufferRef, 4>;
+
+void resize_outputs(const Call& call, const ProgramSpec& spec) {
+  for (const ResizeSpec& r : spec.resizes) {
+    const at::Tensor& t = *call.tensors[static_cast<size_t>(r.tensor)].tensor;
+    at::native::resize_output(t, r.sizes);
+    if (t.strides() != DimsRef(r.strides)) t.unsafeGetTensorImpl()->set_sizes_and_strides(r.sizes, r.strides);
+  }
+}
+
+// Everything a launch takes from the storages; gives it back unless the launch happened.
+class Arguments {
+ public:
+  Arguments(Call& call, const ProgramSpec& spec) : call_(call), spec_(spec) {}
+  ~Arguments() {
+    for (auto& [slot, buffer] : taken_) slot->storage->set_buffer(std::move(buffer));
+  }
+
+  // False: a storage changed meanwhile.
+  bool collect() {
+    size_t next_donated = 0;
+    for (size_t i = 0; i < spec_.arg_slots.size(); ++i) {
+      Slot& slot = call_.slots[static_cast<size_t>(spec_.arg_slots[i])];
+      const bool donate = next_donated < spec_.donated.size() && spec_.donated[next_donated] == static_cast<int>(i);
+      if (donate) ++next_donated;
+      if (slot.buffer == nullptr) {
+        slot.buffer = slot.storage->buffer_or_zeros(slot.dtype, slot.dims);
+        if (slot.buffer->dtype != slot.dtype || slot.buffer->dims != slot.dims) return false;
+      }
+      if (slot.buffer->failure != nullptr) failure = slot.buffer->failure;
+      if (donate && !take(slot)) {
+        if (slot.buffer == nullptr) return false;
+        keep.push_back(static_cast<int64_t>(i));
+      }
+      buffers.push_back(slot.buffer->buffer.get());
+    }
+    return true;
+  }
+
+  // The donated buffers are gone, and the storages wait for their new ones.
+  void consumed() { taken_.clear(); }
+  // The launch failed after donation: what was in the storages is lost.
+  void poison(const FailurePtr& why) {
+    for (auto& [slot, buffer] : taken_) {
+      buffer = c10::make_intrusive<DeviceBuffer>(*call_.device, why, slot->dtype, slot->dims);
+    }
+  }
+
+  c10::SmallVector<PJRT_Buffer*, 8> buffers;
+  c10::SmallVector<int64_t, 4> keep;
+  FailurePtr failure;
+
+ private:
+  bool take(Slot& slot) {
+    const DeviceBuffer* expected = slot.buffer.get();
+    slot.buffer.reset();
+    BufferRef got = slot.storage->take_if_unshared();
+    if (got == nullptr) {
+      BufferRef shared = slot.storage->buffer();
+      if (shared.get() == expected) slot.buffer = std::move(shared);
+      return false;
+    }
+    if (got.get() != expected) {
+      slot.storage->set_buffer(std::move(got));
+      return false;
+    }
+    slot.buffer = got;
+    taken_.emplace_back(&slot, std::move(got));
+    return true;
+  }
+
+  Call& call_;
+  const ProgramSpec& spec_;
+  c10::SmallVector<std::pair<Slot*, BufferRef>, 2> taken_;
+};
+
+Outputs failed_outputs(const Call& call, const ProgramSpec& spec, const FailurePtr& failure) {
+  Outputs outs;
+  for (const OutputSpec& o : spec.outputs) {
+    outs.push_back(c10::make_intrusive<DeviceBuffer>(*call.device, failure, o.dtype, o.dims));
+  }
+  return outs;
+}
+
+Outputs run(Call& call, const Program& program, Arguments& args) {
+  const ProgramSpec& spec = program.spec;
+  if (args.failure != nullptr) return failed_outputs(call, spec, args.failure);
+  DeviceState& device = *call.device;
+  BufferRef pack;
+  if (program.operand_words != 0) {
+    pack = packed_operands(call, program);
+    args.buffers.push_back(pack->buffer.get());
+  }
+  c10::SmallVector<PJRT_Buffer*, 8> raw(spec.outputs.size());
+  try {
+    device.work.push(program.executable->launch({.device = device.device.handle,
+                                                 .args = args.buffers.data(),
+                                                 .num_args = args.buffers.size(),
+                                                 .outs = raw.data(),
+                                                 .keep = args.keep.data(),
+                                                 .num_keep = args.keep.size()}),
+                     call.record.name.c_str());
+  } catch (const pjrt::Error& e) {
+    auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[", call.record.name, "] ", e.what())});
+    args.poison(failure);
+    if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) {
+      device.memory.ooms.fetch_add(1);
+      throw_failure(*failure);
+    }
+    device.work.fail(failure);
+    return failed_outputs(call, spec, failure);
+  }
+  const PJRT_Api* api = Runtime::get().client().api();
+  Outputs outs;
+  for (size_t i = 0; i < raw.size(); ++i) {
+    const OutputSpec& o = spec.outputs[i];
+    outs.push_back(c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(api, raw[i]), o.dtype, o.dims));
+  }
+  return outs;
+}
+
+// A result whose true size came out of the program: exact where the host can copy it, else a prefix of the buffer.
+at::Tensor dynamic_tensor(const OutputSpec& o, const BufferRef& buffer, const BufferRef& count) {
+  int64_t n = 0;
+  buffer_to_host(*count, &n);
+  Dims sizes = o.sizes;
+  sizes[static_cast<size_t>(o.count_dim)] = n;
+  if (const void* data = o.count_dim == 0 ? host_pointer(*buffer) : nullptr) {
+    BufferRef exact = buffer_from_host(buffer->device, data, o.dtype, sizes);
+    const auto strides = c10::contiguous_strides(sizes);
+    return make_tensor(std::move(exact), o.dtype, sizes, strides);
+  }
+  return make_tensor(buffer, o.dtype, sizes, c10::contiguous_strides(o.dims));
+}
+
+c10::IValue result(const ReturnSpec& r, const Call& call, const ProgramSpec& spec, const Outputs& outs) {
+  switch (r.kind) {
+    case ReturnSpec::kOutput: {
+      const auto i = static_cast<size_t>(r.index);
+      const OutputSpec& o = spec.outputs[i];
+      if (o.count >= 0) return dynamic_tensor(o, outs[i], outs[static_cast<size_t>(o.count)]);
+      return make_tensor(outs[i], o.dtype, o.sizes, o.strides);
+    }
+    case ReturnSpec::kArgument:
+      return call.arg(static_cast<size_t>(r.index));
+    case ReturnSpec::kUndefined:
+      return at::Tensor();
+    case ReturnSpec::kList: {
+      c10::List<at::Tensor> list;
+      list.reserve(r.items.size());
+      for (const ReturnSpec& item : r.items) list.push_back(result(item, call, spec, outs).toTensor());
+      return list;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+at::Tensor make_tensor(BufferRef buffer, c10::ScalarType dtype, DimsRef sizes, DimsRef strides) {
+  const size_t bytes = static_cast<size_t>(numel_of(buffer->dims)) * c10::elementSize(buffer->dtype);
+  c10::DataPtr ptr = Storage::allocate(buffer->device, bytes);
+  static_cast<Storage*>(ptr.get_context())->set_buffer(std::move(buffer));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(ptr),
+                       c10::GetAllocator(c10::DeviceType::PrivateUse1), /*resizable=*/true);
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                          c10::scalarTypeToTypeMeta(dtype));
+  if (sizes.size() != 1 || sizes[0] != 0) t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return t;
+}
+
+bool launch(Call& call, const Program& program) {
+  const ProgramSpec& spec = program.spec;
+  Outputs outs;
+  {
+    resize_outputs(call, spec);  // first: it asks the storages for buffers that collect() may take out
+    Arguments args(call, spec);
+    if (!args.collect()) return false;
+    if (program.executable) outs = run(call, program, args);
+    for (size_t i = 0; i < outs.size(); ++i) {
+      const int slot = spec.outputs[i].slot;
+      if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
+    }
+    if (!outs.empty() && outs[0]->failure == nullptr) args.consumed();
+  }
+  c10::SmallVector<c10::IValue, 4> results;
+  for (const ReturnSpec& r : spec.returns) results.push_back(result(r, call, spec, outs));
+  torch::jit::drop(call.stack, call.record.args.size());
+  for (c10::IValue& v : results) call.stack.push_back(std::move(v));
+  return true;
+}
+
+BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRef dims, bool donate) {
+  DeviceState& device = source->device;
+  PJRT_Buffer* arg = source->buffer.get();
+  PJRT_Buffer* out = nullptr;
+  const int64_t keep[1] = {0};
+  try {
+    device.work.push(
+        program.executable->launch(
+            {.device = device.device.handle, .args = &arg, .num_args = 1, .outs = &out, .keep = keep, .num_keep = !donate}),
+        "storage reshape");
+  } catch (const pjrt::Error& e) {
+    return c10::make_intrusive<DeviceBuffer>(
+        device, std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())}), source->dtype, dims);
+  }
+  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out), source->dtype, dims);
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,81 @@
+#include "dispatch/rebase.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cache/executable_cache.h"
+#include "dispatch/launch.h"
+#include "dispatch/lower.h"
+#include "storage/transfer.h"
+
+namespace torch_tpu {
+
+namespace {
+
+constexpr int64_t kRebaseTag = -1;  // no OpRecord has this address
+
+// Sizes in the order of their strides, if the tensor's elements are dense in memory.
+std::optional<Dims> dense_dims(const at::Tensor& t) {
+  if (!t.is_non_overlapping_and_dense()) return std::nullopt;
+  c10::SmallVector<int64_t, 6> order(static_cast<size_t>(t.dim()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return t.size(a) != 1 && t.size(b) != 1 && t.stride(a) > t.stride(b);
+  });
+  Dims dims;
+  for (const int64_t d : order) dims.push_back(t.size(d));
+  return dims;
+}
+
+bool covers_storage(const at::Tensor& t, int64_t bytes) {
+  return t.storage_offset() == 0 && static_cast<int64_t>(t.nbytes()) == bytes;
+}
+
+}  // namespace
+
+void set_unwritten_form(Slot& slot, const at::Tensor& t) {
+  const auto bytes = static_cast<int64_t>(t.storage().nbytes());
+  slot.dtype = t.scalar_type();
+  std::optional<Dims> dims = covers_storage(t, bytes) ? dense_dims(t) : std::nullopt;
+  slot.dims = dims ? std::move(*dims) : Dims{bytes / static_cast<int64_t>(t.itemsize())};
+}
+
+void adopt_dtype(Slot& slot, const at::Tensor& t) {
+  const bool raw = slot.buffer != nullptr && slot.dtype == c10::ScalarType::Byte && slot.dims.size() == 1;
+  if (!raw || t.scalar_type() == c10::ScalarType::Byte || !covers_storage(t, slot.buffer->bytes)) return;
+  const std::optional<Dims> dims = dense_dims(t);
+  if (!dims) return;
+  slot.buffer = retyped(slot.buffer, t.scalar_type(), *dims);
+  slot.dtype = t.scalar_type();
+  slot.dims = *dims;
+  slot.storage->set_buffer(slot.buffer);
+}
+
+void rebase(Slot& slot, DimsRef dims) {
+  const Dims target(dims.begin(), dims.end());
+  if (slot.buffer == nullptr || slot.buffer->failure != nullptr) {
+    if (slot.buffer == nullptr) slot.dims = target;
+    return;
+  }
+  ProgramKey key;
+  key.words.append({kRebaseTag, static_cast<int64_t>(slot.dtype), static_cast<int64_t>(slot.dims.size())});
+  key.words.append(slot.dims.begin(), slot.dims.end());
+  key.words.append(target.begin(), target.end());
+  const ProgramRef program = ExecutableCache::get().find_or_make(
+      key, key.hash(), [&] { return compile_spec(lower_reshape(slot.dtype, slot.dims, target)); });
+  const DeviceBuffer* expected = slot.buffer.get();
+  slot.buffer.reset();  // ours must not be the reference that forbids the donation
+  BufferRef source = slot.storage->take_if_unshared();
+  const bool donate = source != nullptr && source.get() == expected;
+  if (source == nullptr) source = slot.storage->buffer();
+  if (source.get() != expected) {  // another thread wrote meanwhile
+    slot.storage->set_buffer(source);
+    slot = {slot.storage, source, source->dtype, source->dims};
+    return;
+  }
+  slot.buffer = launch_reshape(*program, source, target, donate);
+  slot.dims = target;
+  slot.storage->set_buffer(slot.buffer);
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,199 @@
+// The extension module torch_tpu._C. torch_tpu/runtime is its only importer; torch_tpu/_C.pyi describes it.
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
+#include "cache/executable_cache.h"
+#include "dispatch/run_op.h"
+#include "hooks/hooks.h"
+#include "python/errors.h"
+#include "python/lowering.h"
+#include "rng/generator.h"
+#include "storage/dtype.h"
+#include "storage/transfer.h"
+
+namespace py = pybind11;
+
+namespace torch_tpu {
+
+namespace {
+
+PluginSpec plugin_spec_of(const py::object& o) {
+  PluginSpec spec{o.attr("path").cast<std::string>(), o.attr("kind").cast<std::string>(), {}};
+  for (const auto& [name, value] : o.attr("options").cast<py::dict>()) {
+    const auto key = name.cast<std::string>();
+    if (py::isinstance<py::bool_>(value)) {
+      spec.options[key] = value.cast<bool>();
+    } else if (py::isinstance<py::int_>(value)) {
+      spec.options[key] = value.cast<int64_t>();
+    } else if (py::isinstance<py::float_>(value)) {
+      spec.options[key] = value.cast<float>();
+    } else {
+      spec.options[key] = value.cast<std::string>();
+    }
+  }
+  return spec;
+}
+
+// `plugin_spec()` is called at first use of the device, `expected_devices()` whenever PyTorch asks whether there is one.
+void install_runtime(py::object plugin_spec, py::object expected_devices) {
+  auto* const fns = new std::array<py::object, 2>{std::move(plugin_spec), std::move(expected_devices)};
+  Runtime::install(
+      [fns] {
+        PluginSpec spec;
+        with_python([&] { spec = plugin_spec_of((*fns)[0]()); });
+        return spec;
+      },
+      &without_gil);
+  register_hooks([fns] {
+    if (Runtime::initialized() && !Runtime::forked()) return Runtime::get().device_count();
+    int n = 0;
+    with_python([&] { n = (*fns)[1]().cast<int>(); });
+    return n;
+  });
+}
+
+py::dict device_info(int index) {
+  Runtime& runtime = Runtime::get();
+  const pjrt::Device& device = runtime.device(index).device;
+  py::dict info;
+  info["kind"] = device.kind;
+  info["id"] = device.id;
+  info["description"] = device.debug_text;
+  info["platform"] = runtime.client().platform_name();
+  info["platform_version"] = runtime.client().platform_version();
+  info["plugin"] = runtime.spec().path;
+  info["host_addressable"] = runtime.client().host_addressable();
+  return info;
+}
+
+py::dict plugin_info(const std::string& path) {
+  const PJRT_Api* api = pjrt::load_plugin(path);
+  static const std::pair<PJRT_Extension_Type, const char*> names[] = {
+      {PJRT_Extension_Type_Profiler, "Profiler"},       {PJRT_Extension_Type_Stream, "Stream"},
+      {PJRT_Extension_Type_Layouts, "Layouts"},         {PJRT_Extension_Type_FFI, "FFI"},
+      {PJRT_Extension_Type_RawBuffer, "RawBuffer"},     {PJRT_Extension_Type_MemoryDescriptions, "MemoryDescriptions"},
+      {PJRT_Extension_Type_PhaseCompile, "PhaseCompile"}, {PJRT_Extension_Type_HostAllocator, "HostAllocator"},
+      {PJRT_Extension_Type_Callback, "Callback"},       {PJRT_Extension_Type_CrossHostTransfers, "CrossHostTransfers"},
+  };
+  py::list extensions;
+  for (const auto& [type, name] : names) {
+    if (pjrt::find_extension(api, type) != nullptr) extensions.append(name);
+  }
+  py::dict info;
+  info["api_version"] = py::make_tuple(api->pjrt_api_version.major_version, api->pjrt_api_version.minor_version);
+  info["extensions"] = extensions;
+  return info;
+}
+
+py::dict cache_stats() {
+  const CacheStats s = ExecutableCache::get().stats();
+  py::dict out;
+  out["programs"] = s.programs;
+  out["code_bytes"] = s.code_bytes;
+  out["hits"] = s.hits;
+  out["misses"] = s.misses;
+  out["evictions"] = s.evictions;
+  return out;
+}
+
+// Compiles and runs a module on CPU tensors: the lowering tests' way to run a rule without the dispatcher.
+std::vector<at::Tensor> run_stablehlo(const std::string& text, const std::vector<at::Tensor>& inputs,
+                                      const std::vector<at::Tensor>& outputs) {
+  Runtime& runtime = Runtime::get();
+  DeviceState& device = runtime.device(0);
+  const py::gil_scoped_release release;
+  const pjrt::Executable executable = runtime.client().compile(text, runtime.compile_options());
+  std::vector<BufferRef> held;
+  std::vector<PJRT_Buffer*> args, raw(outputs.size());
+  for (const at::Tensor& t : inputs) {
+    held.push_back(buffer_from_host(device, t.contiguous().const_data_ptr(), t.scalar_type(), t.sizes()));
+    args.push_back(held.back()->buffer.get());
+  }
+  const auto done = executable.launch(
+      {.device = device.device.handle, .args = args.data(), .num_args = args.size(), .outs = raw.data()});
+  for (size_t i = 0; i < raw.size(); ++i) {
+    DeviceBuffer out(device, pjrt::Buffer(runtime.client().api(), raw[i]), outputs[i].scalar_type(), outputs[i].sizes());
+    buffer_to_host(out, outputs[i].mutable_data_ptr());
+  }
+  return outputs;
+}
+
+py::dict compile_for_topology(const std::string& plugin, const std::string& topology, const std::string& text) {
+  pjrt::ProgramStats s;
+  {
+    const py::gil_scoped_release release;
+    s = pjrt::compile_for_topology(pjrt::load_plugin(plugin), topology, text, pjrt::compile_options(false, {}), nullptr);
+  }
+  py::dict out;
+  out["code_bytes"] = s.code_bytes;
+  out["argument_bytes"] = s.argument_bytes;
+  out["output_bytes"] = s.output_bytes;
+  out["alias_bytes"] = s.alias_bytes;
+  out["temp_bytes"] = s.temp_bytes;
+  return out;
+}
+
+// (dtype, dims) of the buffer behind a tensor, or None before the first write: for tests and debugging.
+py::object storage_form(const at::Tensor& t) {
+  const BufferRef buffer = Storage::of(t).buffer();
+  if (buffer == nullptr) return py::none();
+  return py::make_tuple(
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(buffer->dtype))),
+      std::vector<int64_t>(buffer->dims.begin(), buffer->dims.end()));
+}
+
+void bind_runtime(py::module_& m) {
+  m.def("install_runtime", [](py::object spec, py::object expected) {
+    translated([&] { install_runtime(std::move(spec), std::move(expected)); });
+  });
+  m.def("register_kernels", [] { return translated([] { return register_kernels(); }); });
+  m.def("is_initialized", &Runtime::initialized);
+  m.def("is_forked", &Runtime::forked);
+  m.def("init", [] { translated([] { Runtime::get(); }); });
+  m.def("expected_device_count", [] {
+    return translated([] { return static_cast<int>(at::detail::getPrivateUse1Hooks().deviceCount()); });
+  });
+  m.def("device_count", [] { return translated([] { return Runtime::get().device_count(); }); });
+  m.def("device_info", [](int i) { return translated([&] { return device_info(i); }); });
+  m.def("plugin_info", [](const std::string& path) { return translated([&] { return plugin_info(path); }); });
+  m.def("synchronize_all", [] {
+    translated([] {
+      if (Runtime::initialized()) without_gil([] { Runtime::get().synchronize_all(); });
+    });
+  });
+  m.def("default_generator", [](int i) {
+    return translated([&] { return default_generator(static_cast<c10::DeviceIndex>(i)); });
+  });
+}
+
+void bind_cache(py::module_& m) {
+  m.def("cache_stats", &cache_stats);
+  m.def("clear_cache", [] { ExecutableCache::get().clear(); });
+  m.def("set_max_programs", [](size_t n) { ExecutableCache::get().set_max_programs(n); });
+  m.def("set_cpu_fallback", [](int policy) { set_cpu_fallback(static_cast<CpuFallback>(policy)); });
+  m.def("cpu_fallback_counts", &cpu_fallback_counts);
+}
+
+void bind_tools(py::module_& m) {
+  m.def("run_stablehlo", [](const std::string& text, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
+    return translated([&] { return run_stablehlo(text, in, out); });
+  });
+  m.def("compile_for_topology", [](const std::string& plugin, const std::string& topology, const std::string& text) {
+    return translated([&] { return compile_for_topology(plugin, topology, text); });
+  });
+  m.def("storage_form", [](const at::Tensor& t) { return translated([&] { return storage_form(t); }); });
+}
+
+}  // namespace
+
+}  // namespace torch_tpu
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  torch_tpu::bind_runtime(m);
+  torch_tpu::bind_cache(m);
+  torch_tpu::bind_tools(m);
+  torch_tpu::bind_lowering(m);
+}

@@ -1,0 +1,119 @@
+// The process-wide runtime: the plugin's client, its devices, and the work each device has pending.
+#pragma once
+
+#include "pjrt/client.h"
+
+#include <c10/core/Device.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace torch_tpu {
+
+// Why a launch failed; shared by every buffer that depends on it.
+struct Failure {
+  PJRT_Error_Code code;
+  std::string text;  // names the op
+};
+using FailurePtr = std::shared_ptr<const Failure>;
+[[noreturn]] void throw_failure(const Failure& failure);
+
+// A point in the work of a device: done when all work pending at its creation is done.
+class Mark {
+ public:
+  bool done() const { return remaining_.load(std::memory_order_acquire) == 0; }
+  void wait();
+  // Host time at which the work was done. Only after done().
+  std::chrono::steady_clock::time_point done_at() const { return done_at_; }
+
+ private:
+  friend class WorkQueue;
+  void count_down();
+  std::atomic<int> remaining_{1};
+  std::mutex mutex_;  // guards the wait
+  std::condition_variable cv_;
+  std::chrono::steady_clock::time_point done_at_;
+};
+
+// Completion events of the launches of one device, oldest first, bounded. Thread-safe.
+class WorkQueue {
+ public:
+  void push(pjrt::Event event, const char* op);
+  void fail(FailurePtr failure);  // a launch that could not even start
+  std::shared_ptr<Mark> mark();
+  bool idle();
+  // Waits for everything pushed so far; throws the first failure since the last call.
+  void synchronize();
+
+ private:
+  struct Pending {
+    std::shared_ptr<pjrt::Event> event;
+    const char* op;
+  };
+  static constexpr size_t kMaxPending = 64;
+  void finish(const Pending& pending);
+  std::mutex mutex_;  // guards both; no call under it blocks
+  std::deque<Pending> pending_;
+  FailurePtr failure_;
+};
+
+// Bytes of live buffers, by our own accounting: plugins need not have statistics.
+struct MemoryCounters {
+  std::atomic<int64_t> bytes{0}, peak_bytes{0}, buffers{0}, peak_buffers{0};
+  std::atomic<int64_t> allocated_bytes{0}, freed_bytes{0}, allocations{0}, frees{0}, ooms{0};
+  void add(int64_t n);
+  void remove(int64_t n);
+};
+
+struct DeviceState {
+  c10::DeviceIndex index;
+  pjrt::Device device;
+  WorkQueue work;
+  MemoryCounters memory;
+};
+
+// What Python tells of the plugin, asked for at first use: launchers set the environment between import and that.
+struct PluginSpec {
+  std::string path, kind;  // kind: cpu, tpu, cuda or path
+  pjrt::Options options;
+};
+
+class Runtime {
+ public:
+  // Creates the client on first use. Throws E301, E302 (plugin) or E303 (forked). Thread-safe.
+  static Runtime& get();
+  static bool initialized();
+  static bool forked();
+  // `without_gil` runs a function with the GIL released if the caller holds it.
+  using SpecFn = std::function<PluginSpec()>;
+  using WithoutGilFn = std::function<void(const std::function<void()>&)>;
+  static void install(SpecFn spec, WithoutGilFn without_gil);
+  static void without_gil(const std::function<void()>& fn);
+
+  const pjrt::Client& client() const { return *client_; }
+  const PluginSpec& spec() const { return spec_; }
+  int device_count() const { return static_cast<int>(devices_.size()); }
+  DeviceState& device(int index);  // throws E202
+  const std::string& compile_options() const { return compile_options_; }
+  void synchronize_all();
+
+ private:
+  explicit Runtime(PluginSpec spec);
+  PluginSpec spec_;
+  std::unique_ptr<pjrt::Client> client_;
+  std::vector<std::unique_ptr<DeviceState>> devices_;
+  std::string compile_options_;
+};
+
+// Free and total bytes of the host: what a plugin without statistics has to share.
+std::pair<size_t, size_t> host_memory_info();
+
+}  // namespace torch_tpu

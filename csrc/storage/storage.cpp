@@ -1,0 +1,109 @@
+#include "storage/storage.h"
+
+#include <vector>
+
+#include "storage/address_space.h"
+#include "storage/dtype.h"
+#include "storage/transfer.h"
+#include "util/check.h"
+
+namespace torch_tpu {
+
+int64_t numel_of(DimsRef dims) {
+  int64_t n = 1;
+  for (const int64_t d : dims) n *= d;
+  return n;
+}
+
+DeviceBuffer::DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims)
+    : device(device),
+      buffer(std::move(buffer)),
+      dtype(dtype),
+      dims(dims.begin(), dims.end()),
+      bytes(numel_of(dims) * static_cast<int64_t>(c10::elementSize(dtype))) {
+  device.memory.add(bytes);
+}
+
+DeviceBuffer::DeviceBuffer(DeviceState& device, FailurePtr failure, c10::ScalarType dtype, DimsRef dims)
+    : device(device), dtype(dtype), dims(dims.begin(), dims.end()), bytes(0), failure(std::move(failure)) {}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (buffer) device.memory.remove(bytes);
+}
+
+void DeviceBuffer::wait() {
+  if (ready_.load(std::memory_order_acquire)) return;
+  if (failure != nullptr) throw_failure(*failure);
+  std::optional<pjrt::Error> error;
+  try {
+    error = buffer.ready().await();
+  } catch (const pjrt::Error& e) {
+    error = e;
+  }
+  if (error) throw_failure({error->code, error->what()});
+  ready_.store(true, std::memory_order_release);
+}
+
+c10::DataPtr Storage::allocate(DeviceState& device, size_t bytes) {
+  auto* storage = new Storage(device, bytes);
+  return {storage->address_, storage, &Storage::destroy, c10::Device(c10::DeviceType::PrivateUse1, device.index)};
+}
+
+Storage& Storage::of(const c10::StorageImpl& impl) {
+  const c10::DataPtr& ptr = impl.data_ptr();
+  TORCH_TPU_CHECK(E204, ptr.get_deleter() == &Storage::destroy,
+                  "this storage was not made by the device \"tpu\", or has no data.",
+                  Fix("create tensors with device=\"tpu\" or .to(\"tpu\")."));
+  return *static_cast<Storage*>(ptr.get_context());
+}
+
+Storage::Storage(DeviceState& device, size_t bytes)
+    : device(device), address_(take_address(bytes)), capacity_(bytes) {}
+
+Storage::~Storage() { return_address(address_, capacity_); }
+
+void Storage::destroy(void* context) { delete static_cast<Storage*>(context); }
+
+BufferRef Storage::buffer() {
+  for (;;) {
+    {
+      std::lock_guard lock(lock_);
+      if (!taken_) return buffer_;
+    }
+    std::this_thread::yield();  // another thread writes in place: its launch ends with set_buffer
+  }
+}
+
+BufferRef Storage::buffer_or_zeros(c10::ScalarType dtype, DimsRef dims) {
+  if (BufferRef found = buffer()) return found;
+  BufferRef zeros = zeros_buffer(device, dtype, dims);
+  std::lock_guard lock(lock_);
+  if (buffer_ == nullptr && !taken_) buffer_ = zeros;
+  return buffer_ != nullptr ? buffer_ : zeros;
+}
+
+void Storage::set_buffer(BufferRef buffer) {
+  BufferRef old;  // freed outside of the lock
+  std::lock_guard lock(lock_);
+  old = std::exchange(buffer_, std::move(buffer));
+  taken_ = false;
+}
+
+BufferRef Storage::take_if_unshared() {
+  std::lock_guard lock(lock_);
+  if (taken_ || buffer_ == nullptr || buffer_.use_count() != 1) return {};
+  taken_ = true;
+  return std::move(buffer_);
+}
+
+void* Storage::resize(size_t bytes) {
+  if (bytes > capacity_) {
+    void* fresh = take_address(bytes);
+    return_address(address_, capacity_);
+    address_ = fresh;
+    capacity_ = bytes;
+  }
+  return bytes == 0 ? nullptr : address_;
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,82 @@
+// What is behind a tensor on "tpu": a Storage owns one immutable device buffer and swaps it on a write.
+//
+//   c10::StorageImpl -> DataPtr{address, context} -> Storage -> DeviceBuffer -> pjrt::Buffer
+//
+// The address is synthetic: unique among live storages, consistent under offsets, never dereferenced. Views of a
+// tensor share the Storage, so they see every write. A buffer has its own element type and dims ("physical"), adopted
+// from the first write; the tensors of the storage are views of it (view_plan.h). It may be larger than its tensors.
+#pragma once
+
+#include "storage/runtime.h"
+#include "util/spin_lock.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+namespace torch_tpu {
+
+using Dims = c10::SmallVector<int64_t, 6>;
+using DimsRef = c10::ArrayRef<int64_t>;
+
+int64_t numel_of(DimsRef dims);
+
+// One immutable array on a device, or the failure that took its place.
+class DeviceBuffer final : public c10::intrusive_ptr_target {
+ public:
+  DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims);
+  DeviceBuffer(DeviceState& device, FailurePtr failure, c10::ScalarType dtype, DimsRef dims);
+  ~DeviceBuffer() override;
+
+  DeviceState& device;
+  const pjrt::Buffer buffer;
+  const c10::ScalarType dtype;
+  const Dims dims;
+  const int64_t bytes;
+  const FailurePtr failure;
+
+  // Blocks until the contents are there. Throws what failed, as E203 or OutOfMemoryError.
+  void wait();
+
+ private:
+  std::atomic<bool> ready_{false};
+};
+using BufferRef = c10::intrusive_ptr<DeviceBuffer>;
+
+// The context of a DataPtr on "tpu".
+class Storage {
+ public:
+  // Space for `bytes`; nothing is allocated on the device before the first write.
+  static c10::DataPtr allocate(DeviceState& device, size_t bytes);
+  static Storage& of(const c10::StorageImpl& impl);
+  static Storage& of(const at::TensorBase& tensor) {
+    return of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  }
+
+  DeviceState& device;
+
+  // The current buffer; null before the first write. Another thread may swap it at any time.
+  BufferRef buffer();
+  // The current buffer; an unwritten storage gets zeros of its hinted type first.
+  BufferRef buffer_or_zeros(c10::ScalarType dtype, DimsRef dims);
+  void set_buffer(BufferRef buffer);
+  // Takes the buffer out for donation if nobody else holds it; others then wait in buffer() for the set_buffer that
+  // must follow. Returns null if it is shared.
+  BufferRef take_if_unshared();
+  // A storage of `bytes` keeps its address as long as it once had room for them.
+  void* resize(size_t bytes);
+  void* address() const { return address_; }
+
+ private:
+  Storage(DeviceState& device, size_t bytes);
+  ~Storage();
+  static void destroy(void* context);
+  SpinLock lock_;  // guards the two below
+  BufferRef buffer_;
+  bool taken_ = false;
+  void* address_ = nullptr;
+  size_t capacity_ = 0;
+};
+
+}  // namespace torch_tpu

@@ -1,0 +1,89 @@
+"""Registers the device ``"tpu"`` with PyTorch. Runs at the end of ``import torch`` (entry point ``torch.backends``).
+
+Quick, and touches no hardware: the plugin is loaded at first use of the device. Neither sympy nor dynamo is imported.
+Never raises: what is wrong becomes one warning, and torch stays usable.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+from typing import Any
+
+import torch
+
+_loaded = False
+
+
+def load() -> None:
+    """Register the device, once; later calls do nothing. Raises nothing."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    torch.backends.tpu = types.SimpleNamespace(is_available=_is_available)  # type: ignore[attr-defined]
+    try:
+        _register()
+    except (ImportError, OSError, RuntimeError, ValueError) as e:
+        warnings.warn(f'torch_tpu: there is no device "tpu": {e}', RuntimeWarning, stacklevel=2)
+
+
+def _is_available() -> bool:
+    return hasattr(torch, "tpu") and bool(torch.tpu.is_available())
+
+
+@functools.cache
+def _plugin() -> Any:
+    from torch_tpu.runtime import plugins
+
+    return plugins.choose()
+
+
+def _register() -> None:
+    from torch_tpu import config
+    from torch_tpu.runtime import extension
+
+    if _plugin().kind == "none":
+        return
+    for name, near in config.unknown().items():
+        hint = f", did you mean {near}?" if near else ""
+        warnings.warn(f"torch_tpu: {name} is not a setting{hint}", RuntimeWarning, stacklevel=3)
+    torch.utils.rename_privateuse1_backend("tpu")
+    extension.install_runtime(_plugin, lambda: _plugin().devices)
+    extension.install_lowering(_describe, _lower, _lower_reshape, _store)
+    extension.register_kernels()
+    from torch_tpu.runtime import device
+
+    torch._register_device_module("tpu", device)
+    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    torch.set_autocast_dtype("tpu", torch.bfloat16)
+    extension.set_max_programs(config.MAX_PROGRAMS.value)
+    extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
+
+
+# The lowering library is imported at the first miss: `import torch` does not pay for it.
+
+
+def _describe(name: str) -> Any:
+    from torch_tpu.modes import describe
+
+    return describe.describe(name)
+
+
+def _lower(call: Any) -> Any:
+    from torch_tpu.modes import eager
+
+    return eager.lower(call)
+
+
+def _lower_reshape(dtype: torch.dtype, dims: list[int], to: list[int]) -> Any:
+    from torch_tpu.modes import eager
+
+    return eager.lower_reshape(dtype, dims, to)
+
+
+def _store(key: str, executable: bytes) -> None:
+    from torch_tpu.runtime import disk_cache
+
+    disk_cache.store(key, executable)

@@ -1,0 +1,1 @@
+"""StableHLO construction. Knows MLIR text and torch dtypes; knows nothing of ATen or of the runtime."""

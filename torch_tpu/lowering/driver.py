@@ -1,0 +1,111 @@
+"""Run the rule of one ATen node and check its results against the meta kernel's promise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_map_only
+
+from torch_tpu.errors import LoweringMismatch, LoweringMissing
+from torch_tpu.ir.builder import Builder, Value
+from torch_tpu.ir.types import TensorType
+from torch_tpu.lowering.registry import RULES, Dynamic, GlobalState, LowerContext, RngOperands
+
+
+def _show(types: Sequence[TensorType | None]) -> str:
+    return f"({', '.join(map(str, types))})"
+
+
+def lower_node(
+    b: Builder,
+    op: OpOverload,
+    outs: Sequence[TensorType],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    state: GlobalState,
+    rng: RngOperands | None = None,
+) -> tuple[Value | None, ...] | Dynamic:
+    """Emit the StableHLO of ``op`` into ``b``.
+
+    Args:
+        outs: result types from the meta kernel, flattened; empty for rules marked dynamic.
+        args, kwargs: as ATen gets them, with each tensor replaced by a :class:`Value`.
+
+    Returns:
+        The results of the schema, then those of the entry's ``writes``.
+
+    Raises:
+        LoweringMissing: no rule for ``op``.
+        LoweringMismatch: the rule returned another type than ``outs``; a bug in the rule.
+    """
+    entry = RULES.get(op)
+    if entry is None:
+        raise LoweringMissing(
+            "no lowering rule and no decomposition.",
+            op=str(op),
+            hint="set TORCH_TPU_CPU_FALLBACK=warn to run this op on the CPU, or add a rule (CONTRIBUTING.md).",
+        )
+    got = entry.rule(LowerContext(b, op, tuple(outs), state, rng), *args, **kwargs)
+    if isinstance(got, Dynamic):
+        return got
+    flat = tuple(got) if isinstance(got, (tuple, list)) else (got,)
+    types = tuple(None if v is None else v.type for v in flat[: len(outs)])
+    if types != tuple(outs):
+        raise LoweringMismatch(
+            f"the rule at {entry.where} returned {_show(types)}; the meta kernel promised {_show(outs)}.", op=str(op)
+        )
+    return flat
+
+
+def _types(val: Any) -> list[TensorType]:
+    found: list[TensorType] = []
+    tree_map_only(torch.Tensor, lambda t: found.append(TensorType.of(t)), val)
+    return found
+
+
+def lower_graph(b: Builder, gm: GraphModule, inputs: Sequence[Any], *, state: GlobalState) -> list[Any]:
+    """Emit a traced graph whose nodes all have rules; ``inputs`` are the Values of its placeholders.
+
+    Raises:
+        LoweringMissing: a node has no rule.
+    """
+    env: dict[Node, Any] = {}
+    given = iter(inputs)
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(given)
+        elif node.op == "get_attr":
+            env[node] = _constant(b, gm, node)
+        elif node.op == "output":
+            flat: list[Any] = []
+            for out in torch.utils._pytree.tree_leaves(node.args[0]):
+                flat.append(env[out] if isinstance(out, Node) else out)
+            return flat
+        else:
+            args, kwargs = tree_map_only(Node, lambda n: env[n], (node.args, dict(node.kwargs)))
+            env[node] = _lower_fx_node(b, node, args, kwargs, state)
+    raise AssertionError("graph without output")
+
+
+def _lower_fx_node(b: Builder, node: Node, args: Any, kwargs: Any, state: GlobalState) -> Any:
+    if not isinstance(node.target, OpOverload):
+        if getattr(node.target, "__name__", "") == "getitem":
+            return args[0][args[1]]
+        raise LoweringMissing("a Python function in a decomposition has no rule.", op=str(node.target))
+    val = node.meta["val"]
+    got = lower_node(b, node.target, _types(val), args, kwargs, state=state)
+    if isinstance(got, Dynamic):
+        raise LoweringMissing("data-dependent sizes inside a decomposition.", op=str(node.target))
+    return list(got) if isinstance(val, (tuple, list)) else got[0]
+
+
+def _constant(b: Builder, gm: GraphModule, node: Node) -> Value:
+    t = getattr(gm, str(node.target))
+    if t.numel() == 1:
+        return b.constant(t.item(), t.dtype, t.shape)
+    return b.reshape(b.constant_list(t.flatten().tolist(), t.dtype), t.shape)

@@ -1,0 +1,1 @@
+"""How ops run. Today: eagerly, one program an op (Strict)."""

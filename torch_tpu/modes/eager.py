@@ -1,0 +1,399 @@
+"""A miss of the executable cache: one ATen call to one StableHLO program.
+
+C++ calls `lower` with a MissCall: the arguments, the views, the storages. The program reads each tensor through its
+view, computes the functional form of the op, and returns new buffers for the results and for every written storage.
+
+    storages ──view──► values ──rule or decomposition──► results ──► new tensors
+       ▲                                                    └──view──► next buffers of written storages
+       └── donated where an output has their type
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_tpu.errors import LoweringMissing
+from torch_tpu.ir.builder import Builder, Value
+from torch_tpu.ir.types import TensorType
+from torch_tpu.lowering import decompose, rules, views
+from torch_tpu.lowering.driver import lower_graph, lower_node
+from torch_tpu.lowering.registry import RULES, Dynamic, GlobalState, RngOperands, RuleEntry
+from torch_tpu.lowering.siblings import Form, form_of, overload
+from torch_tpu.lowering.views import View, Window
+from torch_tpu.modes import plan as plans
+from torch_tpu.modes.plan import Output, Plan
+
+assert rules  # imported for its effect: the rule table
+
+_WIDE = (torch.float64, torch.complex128)
+# c10::ScalarType of the dtypes that may be the default.
+_DEFAULT_DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
+_PRECISIONS = ("HIGHEST", "HIGH", "DEFAULT")  # at::Float32MatmulPrecision
+
+
+def global_state(word: int) -> GlobalState:
+    """The state that csrc/dispatch/call.cpp packed into a word of the key."""
+    return GlobalState(
+        default_dtype=_DEFAULT_DTYPES[word & 0xFF],
+        deterministic=bool(word >> 8 & 1),
+        fill_uninitialized=bool(word >> 9 & 1),
+        precision=_PRECISIONS[word >> 10 & 3],
+    )
+
+
+def _view(t: tuple[Any, ...]) -> View:
+    dtype, sizes, strides, slot, conj, neg, wrapped, written, plan = t
+    view = View(dtype, tuple(sizes), tuple(strides), slot, conj, neg, wrapped, written)
+    if plan is None:
+        return view
+    kind, dims, windows, covers = plan
+    return View(
+        dtype, view.sizes, view.strides, slot, conj, neg, wrapped, written,
+        kind, tuple(dims), tuple(Window(*w) for w in windows), covers,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Packed:
+    """The packed operand buffer: where each operand's words start, and their values once loaded."""
+
+    encodings: list[int]
+    values: list[Value | None] = field(default_factory=list)
+
+
+class _Lowering:
+    """State of one miss."""
+
+    def __init__(self, call: Any, form: Form) -> None:
+        self.call = call
+        self.form = form
+        self.b = Builder()
+        self.views = [_view(t) for t in call.tensors]
+        self.slots = [TensorType(tuple(dims), dtype) for dtype, dims in call.slots]
+        self.state = global_state(call.state)
+        self.operand_kinds: list[tuple[str, int, torch.dtype | None, bool]] = call.operands
+        self.entry: RuleEntry | None = RULES.get(form.functional)
+        self.schema = form.op._schema.arguments
+        self.call_args: list[Any] = call.args
+
+    # ---- loading
+
+    def load(self, wide: bool) -> None:
+        """Parameters: one a storage, then the packed operands; then the tensors and scalars as values."""
+        self.bases = [self.b.arg(t) for t in self.slots]
+        self.encodings = [self._encoding(kind, dtype, wide) for kind, _, dtype, _ in self.operand_kinds]
+        words = sum((0, 1, 2, 1, 2)[e] for e in self.encodings) + (4 if self._rng else 0)
+        self.pack = self.b.arg(TensorType((words,), torch.uint32)) if words else None
+        self.operands: list[Value] = []
+        at = 0
+        for (kind, _, dtype, wrapped), encoding in zip(self.operand_kinds, self.encodings, strict=True):
+            value, at = self._unpack(encoding, at)
+            if kind == "tensor" and not wrapped and dtype is not None and not (dtype in _WIDE and not wide):
+                value = self.b.convert(value, dtype)
+            if kind == "tensor" and wrapped and dtype is torch.bool:
+                value = self.b.convert(value, torch.bool)
+            self.operands.append(Value(value.name, value.type, wrapped))
+        self.rng = self._unpack_rng(at) if self._rng else None
+        self.starts: list[list[Value]] = [[] for _ in self.views]
+        for (kind, source, _, _), value in zip(self.operand_kinds, self.operands, strict=True):
+            if kind == "start":
+                self.starts[source].append(value)
+        self.loaded: dict[int, Value] = {}
+
+    @property
+    def _rng(self) -> bool:
+        return self.entry is not None and self.entry.rng
+
+    def _encoding(self, kind: str, dtype: torch.dtype | None, wide: bool) -> int:
+        if kind == "start":
+            return plans.I32 if all(t.numel < 2**31 for t in self.slots) else plans.I64
+        if kind == "int" or (dtype is not None and not dtype.is_floating_point):
+            return plans.I64
+        return plans.F64 if wide else plans.F32
+
+    def _word(self, at: int) -> Value:
+        assert self.pack is not None
+        return self.b.reshape(self.b.slice(self.pack, [at], [at + 1]), ())
+
+    def _long(self, at: int) -> Value:
+        low, high = (self.b.convert(self._word(at + i), torch.uint64) for i in range(2))
+        return self.b.or_(low, self.b.binary("shift_left", high, self.b.constant(32, torch.uint64)))
+
+    def _unpack(self, encoding: int, at: int) -> tuple[Value, int]:
+        b = self.b
+        if encoding == plans.F32:
+            return b.bitcast(self._word(at), torch.float32), at + 1
+        if encoding == plans.I32:
+            return b.bitcast(self._word(at), torch.int32), at + 1
+        if encoding == plans.I64:
+            return b.convert(self._long(at), torch.int64), at + 2
+        assert self.pack is not None
+        return b.bitcast(b.slice(self.pack, [at], [at + 2]), torch.float64), at + 2
+
+    def _unpack_rng(self, at: int) -> RngOperands:
+        return RngOperands(self._long(at), self._long(at + 2))
+
+    def tensor(self, i: int) -> Value:
+        """Tensor argument ``i``, read through its view."""
+        if i not in self.loaded:
+            view = self.views[i]
+            value = views.read(self.b, self.bases[view.slot], view, self.starts[i])
+            self.loaded[i] = Value(value.name, value.type, view.wrapped)
+        return self.loaded[i]
+
+    def value(self, arg: Any) -> Any:
+        """What a rule gets for one argument."""
+        if arg is None:
+            return None
+        kind, what = arg
+        if kind == "tensor":
+            return self.tensor(what)
+        if kind == "operand":
+            return self.operands[what]
+        if kind == "list":
+            return [self.value(item) for item in what]
+        return what
+
+    # ---- computing
+
+    def outs(self) -> list[Any]:
+        """Results of the functional form on meta tensors: tensors, lists of tensors, None."""
+        name, _, last = self.form.functional.name().partition(".")
+        return list(self.call.meta(name, last))
+
+    def compute(self, outs: Sequence[Any]) -> tuple[Value | None, ...] | Dynamic:
+        flat = [o for o in _flatten(outs) if o is not None]
+        types = [TensorType.of(o) for o in flat]
+        if self.entry is None:
+            return self._decomposed()
+        by_name = dict(zip((a.name for a in self.schema), self.call_args, strict=True))
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for a in self.form.functional._schema.arguments:
+            value = self.value(by_name[a.name])
+            if a.kwarg_only:
+                kwargs[a.name] = value
+            else:
+                args.append(value)
+        return self._call_rule(types, outs, args, kwargs)
+
+    def _call_rule(
+        self, types: list[TensorType], outs: Sequence[Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Value | None, ...] | Dynamic:
+        promised: Any = types if len(types) == len(_flatten(outs)) else [_type(o) for o in _flatten(outs)]
+        return lower_node(self.b, self.form.functional, promised, args, kwargs, state=self.state, rng=self.rng)
+
+    def _decomposed(self) -> tuple[Value | None, ...]:
+        names = {a.name for a in self.form.functional._schema.arguments}
+        meta = {k: v for k, v in self.call.meta_args().items() if k in names}
+        graph, sources = decompose.trace(self.form.functional, meta)
+        by_name = dict(zip((a.name for a in self.schema), self.call_args, strict=True))
+        inputs = []
+        for source in sources:
+            if isinstance(source, str):
+                inputs.append(self.value(by_name[source]))
+            else:
+                inputs.append(self.value(by_name[source[0]][1][source[1]]))
+        return tuple(lower_graph(self.b, graph, inputs, state=self.state))
+
+    # ---- results
+
+    def written_tensors(self) -> list[list[int]]:
+        """Tensor argument numbers of each written argument of the schema, then of the hidden writes."""
+        by_name = dict(zip((a.name for a in self.schema), self.call_args, strict=True))
+        hidden = self.entry.writes if self.entry is not None else ()
+        found = []
+        for name in (*self.form.writes, *hidden):
+            arg = by_name[name]
+            items = [] if arg is None else arg[1] if arg[0] == "list" else [arg]
+            found.append([-1 if item is None else item[1] for item in items] or [-1])
+        return found
+
+
+def _flatten(outs: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for o in outs:
+        flat.extend(o if isinstance(o, (list, tuple)) else [o])
+    return flat
+
+
+def _type(o: Any) -> TensorType | None:
+    return None if o is None else TensorType.of(o)
+
+
+def lower(call: Any) -> Plan:
+    """The plan of one call. Raises what the op's meta kernel raises for these arguments."""
+    op = overload(call.name)
+    form = form_of(op)
+    assert form is not None, f"{op} was described as a program but has no functional form"
+    try:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            return _lower(call, form)
+    except LoweringMissing:
+        return Plan(rung=_lower_rung(op))
+
+
+def _lower_rung(op: OpOverload) -> str:
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+    return "composite" if composite else "cpu"
+
+
+def _lower(call: Any, form: Form) -> Plan:
+    low = _Lowering(call, form)
+    checked: list[Any] = _check(call, form)
+    dynamic = low.entry is not None and low.entry.dynamic
+    outs = [] if dynamic else low.outs()
+    dtypes = [t.dtype for t in low.slots] + [v.dtype for v in low.views] + [o.dtype for o in _flatten(outs) if o is not None]
+    low.load(wide=any(d in _WIDE for d in dtypes))
+    results = low.compute(outs)
+    plan = Plan(encodings=low.encodings + ([plans.I64] * 2 if low.rng is not None else []))
+    values: list[Value] = []
+    if isinstance(results, Dynamic):
+        _dynamic_outputs(plan, values, results)
+    elif form.writes:
+        _write_results(low, plan, values, results, checked)
+    else:
+        _new_outputs(low, plan, values, results, outs)
+    if not isinstance(results, Dynamic) and low.entry is not None and low.entry.writes:
+        _write_hidden(low, plan, values, results, len(_flatten(outs)))
+    _finish(low, plan, values)
+    return plan
+
+
+def _check(call: Any, form: Form) -> list[Any]:
+    """Run the call's own overload on meta tensors: its errors, and the sizes that out= tensors take."""
+    if not form.writes:
+        return []
+    name, _, last = form.op.name().partition(".")
+    try:
+        return _flatten(call.meta(name, last))
+    except NotImplementedError:
+        return []
+
+
+def _dynamic_outputs(plan: Plan, values: list[Value], results: Dynamic) -> None:
+    count = len(results.values)
+    for value, dim in zip(results.values, results.dims, strict=True):
+        out = Output(value.dtype, value.shape, sizes=value.shape, strides=views.contiguous_strides(value.shape))
+        if dim is not None:
+            out.count, out.count_dim = count, dim
+        plan.returns.append(("output", len(values)))
+        plan.outputs.append(out)
+        values.append(value)
+    plan.outputs.append(Output(torch.int64, ()))
+    values.append(results.count)
+
+
+def _new_output(low: _Lowering, plan: Plan, values: list[Value], value: Value, strides: Sequence[int]) -> int:
+    stored, strides = views.store_new(low.b, value, strides)
+    plan.outputs.append(Output(value.dtype, stored.shape, sizes=value.shape, strides=tuple(strides)))
+    values.append(stored)
+    return len(values) - 1
+
+
+def _new_outputs(
+    low: _Lowering, plan: Plan, values: list[Value], results: Sequence[Value | None], outs: Sequence[Any]
+) -> None:
+    given = iter(results)
+
+    def one(meta: torch.Tensor | None) -> tuple[Any, ...]:
+        value = next(given)
+        if value is None or meta is None:
+            return ("none",)
+        return ("output", _new_output(low, plan, values, value, meta.stride()))
+
+    for o in outs:
+        plan.returns.append(("list", [one(item) for item in o]) if isinstance(o, (list, tuple)) else one(o))
+
+
+def _write_results(
+    low: _Lowering, plan: Plan, values: list[Value], results: Sequence[Value | None], checked: Sequence[Any]
+) -> None:
+    """Results of the functional form go through the views of the written arguments; one output a storage."""
+    targets = [i for group in low.written_tensors()[: len(low.form.writes)] for i in group]
+    current = dict(enumerate(low.bases))
+    touched: list[int] = []
+    for n, (target, value) in enumerate(zip(targets, results, strict=False)):
+        if target < 0 or value is None:
+            continue
+        view = low.views[target]
+        if low.form.out and value.shape != view.sizes:
+            view = _resized(low, plan, target, value, checked[n] if n < len(checked) else None)
+        update = low.b.broadcast_to(low.b.convert(value, view.dtype), view.sizes)
+        current[view.slot] = views.write(low.b, current[view.slot], view, update, low.starts[target])
+        if view.slot not in touched:
+            touched.append(view.slot)
+    for slot in touched:
+        value = current[slot]
+        plan.outputs.append(Output(value.dtype, value.shape, slot=slot))
+        values.append(value)
+    names = [a.name for a in low.schema]
+    returned = [r for r in low.form.op._schema.returns if r.alias_info is not None]
+    plan.returns = [("argument", names.index(w)) for w, _ in zip(low.form.writes, returned, strict=False)]
+
+
+def _resized(low: _Lowering, plan: Plan, target: int, value: Value, meta: torch.Tensor | None) -> View:
+    """An out= tensor of another size: it takes the result's, and all of its storage is written."""
+    strides = views.contiguous_strides(value.shape) if meta is None else tuple(meta.stride())
+    plan.resizes.append((target, value.shape, strides))
+    view = low.views[target]
+    dense = views.physical_order(value.shape, strides) is not None
+    return View(view.dtype, value.shape, strides, view.slot, kind="box" if dense else "whole", covers=True)
+
+
+def _write_hidden(
+    low: _Lowering, plan: Plan, values: list[Value], results: Sequence[Value | None], first: int
+) -> None:
+    """Arguments that the op updates though its schema does not say so."""
+    groups = low.written_tensors()[len(low.form.writes) :]
+    for group, value in zip(groups, results[first:], strict=True):
+        if value is None or group[0] < 0:
+            continue
+        view = low.views[group[0]]
+        update = low.b.convert(value, view.dtype)
+        stored = views.write(low.b, low.bases[view.slot], view, update, low.starts[group[0]])
+        plan.outputs.append(Output(stored.dtype, stored.shape, slot=view.slot))
+        values.append(stored)
+
+
+def _finish(low: _Lowering, plan: Plan, values: list[Value]) -> None:
+    """Drop unused parameters, mark donations, print the module."""
+    b = low.b
+    if not values:
+        return
+    names = {v.name for v in values}
+    used = set(re.findall(r"%arg\d+", "\n".join(b._lines))) | {n for n in names if n.startswith("%arg")}
+    kept = [i for i, base in enumerate(low.bases) if base.name in used]
+    plan.arg_slots = kept
+    params = [low.bases[i] for i in kept]
+    for position, slot in enumerate(kept):
+        for i, out in enumerate(plan.outputs):
+            if out.slot == slot and values[i].type == low.slots[slot]:
+                b.arg_attrs[position] = f"tf.aliasing_output = {i} : i32"
+                plan.donated.append(position)
+    if low.pack is not None and low.pack.name in used:
+        params.append(low.pack)
+    else:
+        plan.encodings = [plans.SKIP] * len(plan.encodings)
+    b.args = params
+    plan.stablehlo = b.module(re.sub(r"\W", "_", low.call.name), values)
+
+
+def lower_reshape(dtype: torch.dtype, dims: Sequence[int], to: Sequence[int]) -> Plan:
+    """A storage's buffer in other dims, in place when it is donated (csrc/dispatch/rebase.cpp)."""
+    b = Builder()
+    x = b.arg(TensorType(tuple(dims), dtype))
+    b.arg_attrs[0] = "tf.aliasing_output = 0 : i32"
+    out = b.reshape(x, to)
+    return Plan(
+        stablehlo=b.module("storage_reshape", [out]),
+        arg_slots=[0],
+        donated=[0],
+        outputs=[Output(dtype, tuple(to), slot=0)],
+    )

@@ -1,0 +1,17 @@
+"""The extension module, for the layers above."""
+
+from torch_tpu import _C
+
+install_lowering = _C.install_lowering
+install_runtime = _C.install_runtime
+register_kernels = _C.register_kernels
+cache_stats = _C.cache_stats
+clear_cache = _C.clear_cache
+set_max_programs = _C.set_max_programs
+set_cpu_fallback = _C.set_cpu_fallback
+cpu_fallback_counts = _C.cpu_fallback_counts
+plugin_info = _C.plugin_info
+device_info = _C.device_info
+run_stablehlo = _C.run_stablehlo
+compile_for_topology = _C.compile_for_topology
+storage_form = _C.storage_form

@@ -1,0 +1,1 @@
+"""Case tables, tolerances and expected failures that the tests share."""
