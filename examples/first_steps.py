@@ -42,8 +42,9 @@ def show_device(device: torch.device) -> None:
     print(f"torch {torch.__version__}, device {device}")
     if device.type != "cpu":
         module: Any = torch.get_device_module(device)  # torch.tpu
-        print(f"{module.device_count()} device(s); {device} is {module.get_device_name(device)}")
-        print(module.get_device_properties(device))
+        properties = module.get_device_properties(device)
+        print(f"PJRT plugin: {properties.platform} {properties.platform_version}, {module.device_count()} device(s)")
+        print(f"{device} is {module.get_device_name(device)}, {properties.total_memory / 2**30:.1f} GiB")
 
 
 def first_program(device: torch.device) -> None:

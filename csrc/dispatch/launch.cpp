@@ -132,6 +132,7 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
   Outputs outs;
   for (size_t i = 0; i < raw.size(); ++i) {
     const OutputSpec& o = spec.outputs[i];
+    TORCH_INTERNAL_ASSERT(raw[i] != nullptr, call.record.name, ": the program has fewer results than its plan");
     outs.push_back(c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(api, raw[i]), o.dtype, o.dims));
   }
   return outs;

@@ -5,6 +5,8 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
@@ -31,6 +33,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("alias", at::native::alias);
   m.impl("_has_compatible_shallow_copy_type", compatible_shallow_copy);
   m.impl("record_stream", record_stream);
+  m.impl("view_as_complex", at::native::view_as_complex);
+  m.impl("view_as_real", at::native::view_as_real);
 }
 
 }  // namespace

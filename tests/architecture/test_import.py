@@ -41,3 +41,13 @@ def test_slow_packages_stay_out(with_us, package):
 def test_nothing_is_printed(with_us):
     # stderr held the list of modules and nothing else, or it would not have been JSON
     assert with_us[1] == ""
+
+
+@pytest.mark.parametrize("program", ["import torch_tpu", "import torch_tpu.errors", "from torch_tpu import _loader"])
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_our_package_may_come_first(program, autoload):
+    # torch's autoload then runs while our own import is under way
+    program += "; import torch; assert torch.device('tpu').type == 'tpu'"
+    env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

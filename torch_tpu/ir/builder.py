@@ -274,6 +274,13 @@ class Builder:
             return self.convert(self.real(x), dtype)
         if x.dtype.is_floating_point and dtype == torch.uint8:  # C casts through a signed type: -1.0 is 255
             x = self._one("convert", [x], TensorType(x.shape, torch.int64))
+        if dtype == torch.float8_e4m3fn:  # XLA makes NaN of what is too large, ATen the largest number
+            x = self.convert(x, torch.float32)
+            limits = [self.constant(v, x.dtype, x.shape) for v in (-448, 448)]
+            x = self.minimum(self.maximum(x, limits[0]), limits[1])
+        elif dtype == torch.float8_e8m0fnu:  # powers of two: ATen drops the sign and makes the smallest one of 0
+            x = self.unary("abs", self.convert(x, torch.float32))
+            x = self.maximum(x, self.constant(2.0**-127, x.dtype, x.shape))
         return self._one("convert", [x], TensorType(x.shape, dtype))
 
     def bitcast(self, x: Value, dtype: torch.dtype) -> Value:

@@ -79,7 +79,9 @@ def _adaptive_avg_pool(cx: LowerContext, self: Value, n: int) -> Value:
     x = b.convert(self, compute_dtype(self.dtype))
     even = _even(self.shape, out, n)
     if even is None:
-        x = _sum_by_matrices(cx, x, [_membership(cx, self.shape[d], out[d], x.dtype) for d in range(x.rank - n, x.rank)])
+        x = _sum_by_matrices(
+            cx, x, [_membership(cx, self.shape[d], out[d], x.dtype) for d in range(x.rank - n, x.rank)]
+        )
     else:
         split = list(self.shape[:-n])
         for ax in even:

@@ -103,7 +103,7 @@ def direct(cx: LowerContext, x: Value, w: Value, win: Window, spatial: Sequence[
 
 
 def adjoint(cx: LowerContext, y: Value, w: Value, win: Window, spatial: Sequence[int]) -> Value:
-    """The transpose of :func:`direct` in ``x``: from ``y`` (B, O, …) and ``w`` (O, I / groups, …) to (B, I, *spatial)."""
+    """The transpose of :func:`direct` in ``x``: ``y`` (B, O, …) and ``w`` (O, I / groups, …) give (B, I, *spatial)."""
     b, n, groups = cx.b, len(spatial), win.groups
     kernel = w.shape[2:]
     w = b.reverse(w, [i + 2 for i in range(n) if kernel[i] > 1])

@@ -29,6 +29,7 @@ from torch_tpu.lowering.indexing import (
 from torch_tpu.lowering.promote import norm_dim
 from torch_tpu.lowering.reduce import reduce_max, reduce_sum
 from torch_tpu.lowering.registry import Dynamic, LowerContext, lowers
+from torch_tpu.lowering.sort import float_key, float_of_key, sorted_with_indices
 from torch_tpu.lowering.view_like import rotate_dims
 
 aten = torch.ops.aten
@@ -166,18 +167,13 @@ def _starts(cx: LowerContext, x: Value) -> Value:
     n = x.shape[0]
     if n == 0:
         return cx.b.constant(True, torch.bool, (0,))
-    differs = cx.b.compare("NE", cx.b.slice_dim(x, 0, 1, n), cx.b.slice_dim(x, 0, 0, n - 1))
+    key = float_key(cx, x) if x.dtype.is_floating_point else x
+    differs = cx.b.compare("NE", cx.b.slice_dim(key, 0, 1, n), cx.b.slice_dim(key, 0, 0, n - 1))
+    if x.dtype.is_floating_point:  # no NaN equals another
+        differs = cx.b.or_(differs, cx.b.is_nan(cx.b.slice_dim(x, 0, 1, n)))
     if x.rank > 1:
         differs = cx.b.reduce_op("or", differs, False, list(range(1, x.rank)))
     return cx.b.concatenate([cx.b.constant(True, torch.bool, (1,)), differs], 0)
-
-
-def _less(cx: LowerContext, x: Value, y: Value) -> Value:
-    """Order of sorting: NaN last."""
-    less = cx.b.compare("LT", x, y)
-    if not x.dtype.is_floating_point:
-        return less
-    return cx.b.or_(less, cx.b.and_(cx.b.is_nan(y), cx.b.not_(cx.b.is_nan(x))))
 
 
 def _no_result(cx: LowerContext) -> Value:
@@ -214,10 +210,12 @@ def _inverse(cx: LowerContext, group: Value, perm: Value | None) -> Value:
 def _unique(cx: LowerContext, self: Value, inverse: bool, counts: bool) -> Dynamic:
     x, perm = _flat(cx, self), None
     if inverse:
-        place = cx.b.iota(x.shape, 0, index_dtype(x.shape[0]))
-        x, perm = cx.b.sort([x, place], 0, lambda left, right: _less(cx, left[0], right[0]), stable=True)
+        x, perm = sorted_with_indices(cx, x, 0, descending=False)
+        perm = cx.b.convert(perm, index_dtype(x.shape[0]))
     else:
-        (x,) = cx.b.sort([x], 0, lambda left, right: _less(cx, left[0], right[0]), stable=False)
+        key = float_key(cx, x) if x.dtype.is_floating_point else x
+        (key,) = cx.b.sort([key], 0, lambda left, right: cx.b.compare("LT", left[0], right[0]), stable=False)
+        x = float_of_key(cx, key, x.dtype) if x.dtype.is_floating_point else key
     return _unique_flat(cx, x, perm, self.shape, (inverse, counts))
 
 
@@ -237,6 +235,7 @@ def unique(cx: LowerContext, self: Value, sorted: bool = True, return_inverse: b
 def _lexicographic(cx: LowerContext, rows: Value) -> Value:
     """Permutation that sorts the rows of ``[n, m]``, stable."""
     n, m = rows.shape
+    rows = float_key(cx, rows) if rows.dtype.is_floating_point else rows
     place = cx.b.iota((n,), 0, index_dtype(n))
     if m > _MAX_SORT_KEYS:
         return _sort_by_columns(cx, rows, place)
@@ -244,10 +243,10 @@ def _lexicographic(cx: LowerContext, rows: Value) -> Value:
     columns = [cx.b.reshape(cx.b.slice_dim(rows, 1, j, j + 1), (n,)) for j in range(m)]
 
     def less(left: Sequence[Value], right: Sequence[Value]) -> Value:
-        result = _less(cx, left[m - 1], right[m - 1])
-        for j in reversed(range(m - 1)):
-            tie = cx.b.not_(cx.b.or_(_less(cx, left[j], right[j]), _less(cx, right[j], left[j])))
-            result = cx.b.or_(_less(cx, left[j], right[j]), cx.b.and_(tie, result))
+        result = cx.b.compare("LT", left[m - 1], right[m - 1])
+        for x, y in zip(left[m - 2 :: -1], right[m - 2 :: -1], strict=True) if m > 1 else ():
+            tie = cx.b.and_(cx.b.compare("EQ", x, y), result)
+            result = cx.b.or_(cx.b.compare("LT", x, y), tie)
         return result
 
     return cx.b.sort([*columns, place], 0, less, stable=True)[m]
@@ -263,7 +262,7 @@ def _sort_by_columns(cx: LowerContext, rows: Value, place: Value) -> Value:
         j = cx.b.sub(state[0], one)
         key = cx.b.reshape(cx.b.dynamic_slice(columns, [j, zero], (1, n)), (n,))
         key = gather_1d(cx, key, state[1])
-        order = cx.b.sort([key, state[1]], 0, lambda left, right: _less(cx, left[0], right[0]), stable=True)
+        order = cx.b.sort([key, state[1]], 0, lambda left, right: cx.b.compare("LT", left[0], right[0]), stable=True)
         return [j, order[1]]
 
     return cx.b.while_([cx.b.constant(m, torch.int32), place], lambda s: cx.b.compare("GT", s[0], zero), step)[1]

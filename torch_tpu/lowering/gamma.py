@@ -114,6 +114,10 @@ def digamma_(cx: LowerContext, self: Value) -> Value:
     return cx.result(digamma(expr(cx, self)).v)
 
 
+# Loops end here even where they have not converged: the incomplete gamma function of a = 1e6 needs 8000 terms.
+_MAX_TERMS = 20000
+
+
 def _any(flags: Expr) -> Value:
     return flags.b.reduce_op("or", flags.v, False, range(flags.v.rank))
 
@@ -137,11 +141,12 @@ def _hurwitz(q: Expr, s: Expr, power: Callable[[Expr], Expr]) -> Expr:
     """Euler-Maclaurin sum of (q + k)**-s, with ``power(a) = a**-s``. Sums until q + k > 9, nine terms at least."""
     first = power(q)
     count = q.const(0)
+    usual = q.is_finite() & ((q > 0) | q.floor().ne(q))  # the others are poles, and need no sum
 
     def busy(state: Sequence[Expr]) -> Expr:
         a, total, term, n = state
         small = term.abs() < total.abs() * torch.finfo(q.dtype).eps
-        return ((n < 9) | (a <= 9)) & ~small & (a < math.inf)
+        return usual & ((n < 9) | (a <= 9)) & ~small & (n < _MAX_TERMS)
 
     def body(state: Sequence[Expr]) -> list[Expr]:
         a, total, term, n = state
@@ -163,7 +168,7 @@ def _hurwitz(q: Expr, s: Expr, power: Callable[[Expr], Expr]) -> Expr:
     for k in range(12 if _is_wide(q) else 6):
         tail = tail + step * (_BERNOULLI[k] / math.factorial(2 * k + 2))
         step = step * ((s + (2 * k + 1)) * (s + (2 * k + 2))) * inverse
-    return where(converged, total, total + tail)
+    return where(converged | q.eq(math.inf), total, total + tail)
 
 
 def zeta(s: Expr, q: Expr) -> Expr:
@@ -231,9 +236,6 @@ def _gamma_density(a: Expr, x: Expr) -> Expr:
     large = (a * _log1p_minus(mu) - _stirling(a)).exp() / (2 * math.pi * a).sqrt()
     small = (a * x.log() - x - _lgamma1p(a)).exp()
     return where(a > 10, large, small)
-
-
-_MAX_TERMS = 20000  # enough for a = 1e6, where the series needs about 8 sqrt(a) of them
 
 
 def _lower_series(a: Expr, x: Expr, active: Expr) -> Expr:
@@ -318,5 +320,4 @@ def igamma(cx: LowerContext, self: Value, other: Value) -> Value:
     value = where(a.eq(math.inf), where(x.eq(math.inf), nan, empty), value)
     value = where(x.eq(0), a.const(empty), value)
     value = where(a.eq(0), where(x > 0, a.const(full), nan), value)
-    broken = (x < 0) | (a < 0) | x.is_nan() | a.is_nan()
-    return cx.result(where(broken, nan, value).v)
+    return cx.result(where((x < 0) | (a < 0), nan, value).v)

@@ -22,6 +22,7 @@ from torch_tpu.ir.types import compute_dtype
 from torch_tpu.lowering.promote import Operand, norm_dim, scalar
 from torch_tpu.lowering.reduce import highest, lowest
 from torch_tpu.lowering.registry import LowerContext, lowers
+from torch_tpu.lowering.scan import scan
 
 aten = torch.ops.aten
 
@@ -60,13 +61,8 @@ def as_index(cx: LowerContext, index: Value, size: int, *, wrap: bool = False) -
 
 
 def prefix_sum(cx: LowerContext, x: Value) -> Value:
-    """Inclusive sums of a rank-1 value. XLA makes a tree of this window on every backend."""
-    n, zero = x.shape[0], cx.b.constant(0, x.dtype)
-    if n < 2:
-        return x
-    return cx.b.reduce_window(
-        [x], [zero], lambda left, right: [cx.b.add(left[0], right[0])], window=[n], padding=[(n - 1, 0)]
-    )[0]
+    """Inclusive sums of a rank-1 value."""
+    return scan(cx, x, 0, "add", 0)
 
 
 def _index_vectors(cx: LowerContext, indices: Sequence[Value]) -> Value:

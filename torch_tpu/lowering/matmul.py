@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.ir.builder import Value
-from torch_tpu.ir.types import NARROW, compute_dtype
-from torch_tpu.lowering.promote import Operand, operand, scalar
+from torch_tpu.ir.types import compute_dtype
+from torch_tpu.lowering.promote import Operand, operand
 from torch_tpu.lowering.registry import LowerContext, lowers
 
 aten = torch.ops.aten
@@ -78,9 +78,7 @@ def mm_dtype(cx: LowerContext, self: Value, mat2: Value, out_dtype: torch.dtype)
 
 
 @lowers(aten.addmm.default, scalars=_BETA_ALPHA)
-def addmm(
-    cx: LowerContext, self: Value, mat1: Value, mat2: Value, beta: Operand = 1, alpha: Operand = 1
-) -> Value:
+def addmm(cx: LowerContext, self: Value, mat1: Value, mat2: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
     return scaled_sum(cx, self, matmul(cx, mat1, mat2), beta, alpha)
 
 
@@ -118,9 +116,7 @@ def baddbmm_dtype(
 
 
 @lowers(aten.addbmm.default, scalars=_BETA_ALPHA)
-def addbmm(
-    cx: LowerContext, self: Value, batch1: Value, batch2: Value, beta: Operand = 1, alpha: Operand = 1
-) -> Value:
+def addbmm(cx: LowerContext, self: Value, batch1: Value, batch2: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
     total = product(cx, batch1, batch2, contract=([0, 2], [0, 1]))
     return scaled_sum(cx, self, total, beta, alpha)
 

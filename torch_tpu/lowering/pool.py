@@ -134,9 +134,10 @@ def _positions(cx: LowerContext, ax: Axis, t: int, shape: Sequence[int], scale: 
     if t == 0 and ax.pad:
         # Only a window whose valid elements are all -inf (or the least integer) keeps its first element although that
         # is padding: ATen then names the first valid one.
+        dilation = b.constant(ax.dilation, torch.int32, n)
         before = b.maximum(b.neg(pos), b.constant(0, torch.int32, n))
-        steps = b.div(b.add(before, b.constant(ax.dilation - 1, torch.int32, n)), b.constant(ax.dilation, torch.int32, n))
-        pos = b.add(pos, b.mul(steps, b.constant(ax.dilation, torch.int32, n)))
+        steps = b.div(b.add(before, b.constant(ax.dilation - 1, torch.int32, n)), dilation)
+        pos = b.add(pos, b.mul(steps, dilation))
     return b.broadcast_in_dim(b.mul(pos, b.constant(scale, torch.int32, n)), shape, [ax.dim])
 
 
@@ -198,7 +199,7 @@ def max_pool(cx: LowerContext, x: Value, pool: Sequence[Axis]) -> tuple[Value, V
 
 
 def spread(cx: LowerContext, x: Value, pool: Sequence[Axis], shift: Sequence[int], fill: Number) -> Value:
-    """For every input position, the value of ``x`` at window ``position // stride - shift``; ``fill`` if there is none."""
+    """For every input position, ``x`` at window ``position // stride - shift``; ``fill`` if there is none."""
     b = cx.b
     low, high = [0] * x.rank, [0] * x.rank
     blocks = {ax.dim: -(-(ax.size + ax.pad) // ax.stride) for ax in pool}
@@ -230,7 +231,7 @@ def _flat_positions(cx: LowerContext, shape: Sequence[int], n: int) -> Value:
 def scatter_to_planes(
     cx: LowerContext, x: Value, indices: Value, shape: Sequence[int], n: int, *, add: bool = True
 ) -> Value:
-    """Add (or put) ``x`` at its plane-relative ``indices`` into zeros of ``shape``, a plane being the last ``n`` dims."""
+    """Add (or put) ``x`` at its ``indices``, relative to a plane of the last ``n`` dims, into zeros of ``shape``."""
     b = cx.b
     planes, plane = math.prod(shape[:-n]), math.prod(shape[-n:])
     if add:

@@ -26,6 +26,7 @@ _SCALES_3D = {"scales_d": KEYED, **_SCALES[1]}
 
 Scales = Sequence[float | None]
 Tap = tuple[Value, Value]  # int32 positions and weights, one each an output position
+Weigh = Callable[[LowerContext, Value], Value]  # weights of distances
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +62,62 @@ def _axes(
 # ---- entries of the matrix
 
 
-def _source(cx: LowerContext, ax: Axis) -> Value:
-    """Where each output position lies in the input."""
+def _source(cx: LowerContext, ax: Axis) -> tuple[Value, Value]:
+    """Where each output position lies in the input, and the int32 position before it.
+
+    XLA may compute a value anew in every kernel that reads it, with or without fused multiply-add. The floor of a
+    product minus one half could then differ between positions and weights; this form cannot, for it only compares.
+    """
     b, n = cx.b, (ax.out,)
     at = b.iota(n, 0, ax.dtype)
+    scale = b.constant(ax.scale, ax.dtype, n)
     if ax.align_corners:
-        return b.mul(b.constant(ax.scale, ax.dtype, n), at)
+        source = b.mul(scale, at)
+        return source, b.convert(b.unary("floor", source), torch.int32)
     half = b.constant(0.5, ax.dtype, n)
-    return b.sub(b.mul(b.constant(ax.scale, ax.dtype, n), b.add(at, half)), half)
+    shifted = b.mul(scale, b.add(at, half))
+    whole = b.unary("floor", shifted)
+    before = b.compare("LT", shifted, b.add(whole, half))
+    return b.sub(shifted, half), b.sub(b.convert(whole, torch.int32), b.convert(before, torch.int32))
 
 
-def _floor_and_rest(cx: LowerContext, ax: Axis, source: Value) -> tuple[Value, Value]:
-    """Whole position (int32, at most the last) and the distance from it, within [0, 1]."""
-    b, n = cx.b, source.shape
-    whole = b.minimum(b.convert(b.unary("floor", source), torch.int32), b.constant(ax.size - 1, torch.int32, n))
-    rest = b.sub(source, b.convert(whole, ax.dtype))
-    rest = b.minimum(b.maximum(rest, b.constant(0, ax.dtype, n)), b.constant(1, ax.dtype, n))
-    return whole, rest
+def clamped(cx: LowerContext, x: Value, low: float, high: float) -> Value:
+    """``x`` limited to [low, high]; NaN stays."""
+    b = cx.b
+    return b.minimum(b.maximum(x, b.constant(low, x.dtype, x.shape)), b.constant(high, x.dtype, x.shape))
 
 
-def _clamped(cx: LowerContext, ax: Axis, position: Value, offset: int) -> Value:
-    b, n = cx.b, position.shape
-    moved = b.add(position, b.constant(offset, torch.int32, n))
-    return b.minimum(b.maximum(moved, b.constant(0, torch.int32, n)), b.constant(ax.size - 1, torch.int32, n))
+def _neighbours(cx: LowerContext, ax: Axis, low: float, high: float, offsets: Sequence[int], weigh: Weigh) -> list[Tap]:
+    """Positions at ``offsets`` from the one before the source, and the weights of their distances.
+
+    The source is limited to [low, high], the positions to the input.
+    """
+    b, n = cx.b, (ax.out,)
+    source, base = _source(cx, ax)
+    source = clamped(cx, source, low, high)
+    base = b.minimum(base, b.constant(ax.size - 1, torch.int32, n))
+    if low == 0:
+        base = b.maximum(base, b.constant(0, torch.int32, n))
+    taps = []
+    for offset in offsets:
+        at = b.add(base, b.constant(offset, torch.int32, n))
+        distance = b.sub(source, b.convert(at, ax.dtype))
+        taps.append((clamped(cx, at, 0, ax.size - 1), weigh(cx, distance)))
+    return taps
+
+
+def triangle(cx: LowerContext, distance: Value) -> Value:
+    """Weight of a neighbour in linear interpolation."""
+    b = cx.b
+    one, zero = (b.constant(v, distance.dtype, distance.shape) for v in (1, 0))
+    return b.maximum(b.sub(one, b.unary("abs", distance)), zero)
 
 
 def _linear_taps(cx: LowerContext, ax: Axis) -> list[Tap]:
     b, n = cx.b, (ax.out,)
     if ax.size == ax.out:  # ATen copies, whatever scale was given
         return [(b.iota(n, 0, torch.int32), b.constant(1, ax.dtype, n))]
-    source = b.maximum(_source(cx, ax), b.constant(0, ax.dtype, n))
-    low, rest = _floor_and_rest(cx, ax, source)
-    return [(low, b.sub(b.constant(1, ax.dtype, n), rest)), (_clamped(cx, ax, low, 1), rest)]
+    return _neighbours(cx, ax, 0, ax.size - 1, (0, 1), triangle)
 
 
 def polynomial(cx: LowerContext, x: Value, coefficients: Sequence[float]) -> Value:
@@ -106,23 +131,22 @@ def polynomial(cx: LowerContext, x: Value, coefficients: Sequence[float]) -> Val
     return total
 
 
-def cubic_weights(cx: LowerContext, rest: Value, a: float = -0.75) -> list[Value]:
-    """Keys' weights of the positions -1, 0, 1, 2 for a point at distance ``rest`` behind position 0."""
-    b = cx.b
-    one = b.constant(1, rest.dtype, rest.shape)
-    inner, outer = (a + 2, -(a + 3), 0, 1), (a, -5 * a, 8 * a, -4 * a)
-    back = b.sub(one, rest)
-    return [
-        polynomial(cx, b.add(rest, one), outer),
-        polynomial(cx, rest, inner),
-        polynomial(cx, back, inner),
-        polynomial(cx, b.add(back, one), outer),
-    ]
+def keys_cubic(a: float) -> Weigh:
+    """Keys' cubic convolution kernel as a function of the distance; zero from distance 2 on."""
+
+    def weigh(cx: LowerContext, distance: Value) -> Value:
+        b = cx.b
+        x = b.unary("abs", distance)
+        near = polynomial(cx, x, (a + 2, -(a + 3), 0, 1))
+        far = polynomial(cx, x, (a, -5 * a, 8 * a, -4 * a))
+        far = b.select(b.compare("LT", x, b.constant(2, x.dtype, x.shape)), far, b.constant(0, x.dtype, x.shape))
+        return b.select(b.compare("LT", x, b.constant(1, x.dtype, x.shape)), near, far)
+
+    return weigh
 
 
 def _cubic_taps(cx: LowerContext, ax: Axis) -> list[Tap]:
-    whole, rest = _floor_and_rest(cx, ax, _source(cx, ax))
-    return [(_clamped(cx, ax, whole, k - 1), w) for k, w in enumerate(cubic_weights(cx, rest))]
+    return _neighbours(cx, ax, -1, ax.size, (-1, 0, 1, 2), keys_cubic(-0.75))
 
 
 def _matrix(cx: LowerContext, ax: Axis, taps: Sequence[Tap]) -> Value:
@@ -223,9 +247,8 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 def _saturated(cx: LowerContext, x: Value, dtype: torch.dtype) -> Value:
     """``x`` rounded to the nearest value of an integer dtype, still as a float."""
-    b, info = cx.b, torch.iinfo(dtype)
-    x = b.unary("round_nearest_afz", x)
-    return b.minimum(b.maximum(x, b.constant(info.min, x.dtype, x.shape)), b.constant(info.max, x.dtype, x.shape))
+    info = torch.iinfo(dtype)
+    return clamped(cx, cx.b.unary("round_nearest_afz", x), info.min, info.max)
 
 
 def _resize_image(cx: LowerContext, x: Value, matrices: Sequence[Value]) -> Value:
@@ -338,21 +361,6 @@ def upsample_trilinear3d_backward(
 # ---- antialiased
 
 
-def _triangle(cx: LowerContext, x: Value) -> Value:
-    b = cx.b
-    zero, one = b.constant(0, x.dtype, x.shape), b.constant(1, x.dtype, x.shape)
-    return b.maximum(b.sub(one, b.unary("abs", x)), zero)
-
-
-def _cubic_filter(cx: LowerContext, x: Value) -> Value:
-    b, a = cx.b, -0.5
-    x = b.unary("abs", x)
-    near = polynomial(cx, x, (a + 2, -(a + 3), 0, 1))
-    far = polynomial(cx, x, (a, -5 * a, 8 * a, -4 * a))
-    far = b.select(b.compare("LT", x, b.constant(2, x.dtype, x.shape)), far, b.constant(0, x.dtype, x.shape))
-    return b.select(b.compare("LT", x, b.constant(1, x.dtype, x.shape)), near, far)
-
-
 def _lanczos_filter(cx: LowerContext, x: Value) -> Value:
     b = cx.b
     zero, one = b.constant(0, x.dtype, x.shape), b.constant(1, x.dtype, x.shape)
@@ -366,7 +374,7 @@ def _lanczos_filter(cx: LowerContext, x: Value) -> Value:
     return b.select(inside, b.mul(sinc(x), sinc(b.div(x, b.constant(3, x.dtype, x.shape)))), zero)
 
 
-_FILTERS = {"bilinear2d": (1.0, _triangle), "bicubic2d": (2.0, _cubic_filter), "lanczos2d": (3.0, _lanczos_filter)}
+_FILTERS = {"bilinear2d": (1.0, triangle), "bicubic2d": (2.0, keys_cubic(-0.5)), "lanczos2d": (3.0, _lanczos_filter)}
 
 
 def _antialias_matrix(cx: LowerContext, ax: Axis) -> Value:
@@ -389,7 +397,8 @@ def _antialias_matrix(cx: LowerContext, ax: Axis) -> Value:
     weight = weigh(cx, b.mul(distance, b.constant(1.0 / stretch, dtype, shape)))
     weight = b.select(inside, weight, b.constant(0, dtype, shape))
     total = b.broadcast_in_dim(b.reduce_op("add", weight, 0, [0]), shape, [1])
-    return b.div(weight, b.select(b.compare("EQ", total, b.constant(0, dtype, shape)), b.constant(1, dtype, shape), total))
+    nothing = b.compare("EQ", total, b.constant(0, dtype, shape))
+    return b.div(weight, b.select(nothing, b.constant(1, dtype, shape), total))
 
 
 @lowers(

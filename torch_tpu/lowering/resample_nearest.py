@@ -28,8 +28,14 @@ def _scale(size: int, out: int, given: float | None) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64).to(torch.float32)
 
 
-def _sources(size: int, out: int, given: float | None, exact: bool) -> list[int]:
-    """The input position of each output position, in ATen's float32 arithmetic."""
+def _sources(size: int, out: int, given: float | None, *, exact: bool, whole: bool) -> list[int]:
+    """The input position of each output position, in ATen's float32 arithmetic.
+
+    ``whole``: sizes that are equal or double are resized by just that, whatever scale was given. ATen does so in its
+    2-d kernel and in all gradients.
+    """
+    if whole and not exact and out in (size, 2 * size):
+        return [i * size // out for i in range(out)]
     at = torch.arange(out, dtype=torch.float32)
     if exact:
         at += 0.5
@@ -83,7 +89,9 @@ def _forward(cx: LowerContext, self: Value, scales: Scales) -> Value:
     if 0 in cx.out.shape:
         return cx.b.constant(0, cx.out.dtype, cx.out.shape)
     for dim, given in enumerate(scales, self.rank - len(scales)):
-        x = _resize(cx, x, dim, _sources(self.shape[dim], cx.out.shape[dim], given, exact))
+        x = _resize(
+            cx, x, dim, _sources(self.shape[dim], cx.out.shape[dim], given, exact=exact, whole=len(scales) == 2)
+        )
     return x
 
 
@@ -95,7 +103,8 @@ def _backward(cx: LowerContext, grad_output: Value, scales: Scales) -> Value:
     grad = cx.b.convert(grad_output, compute_dtype(dtype) if dtype.is_floating_point else dtype)
     for dim, given in enumerate(scales, grad.rank - len(scales)):
         size = cx.out.shape[dim]
-        grad = _resize_gradient(cx, grad, dim, _sources(size, grad_output.shape[dim], given, exact), size)
+        sources = _sources(size, grad_output.shape[dim], given, exact=exact, whole=True)
+        grad = _resize_gradient(cx, grad, dim, sources, size)
     return cx.result(grad)
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.lowering import decompose
+from torch_tpu.lowering import decompose, rules
 from torch_tpu.lowering.registry import KEYED, RULES
 from torch_tpu.lowering.siblings import Form, form_of, overload
+
+assert rules  # imported for its effect: the rule table
 
 aten = torch.ops.aten
 

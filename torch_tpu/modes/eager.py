@@ -257,7 +257,9 @@ def _lower(call: Any, form: Form) -> Plan:
     if isinstance(results, Dynamic):
         _dynamic_outputs(plan, values, results)
     elif form.writes:
-        _write_results(low, plan, values, results, checked)
+        fresh = sum(r.alias_info is None for r in form.op._schema.returns)  # results that are no argument come first
+        _new_outputs(low, plan, values, results[:fresh], outs[:fresh])
+        _write_results(low, plan, values, results[fresh:], checked[fresh:])
     else:
         _new_outputs(low, plan, values, results, outs)
     if not isinstance(results, Dynamic) and low.entry is not None and low.entry.writes:
@@ -335,7 +337,7 @@ def _write_results(
         values.append(value)
     names = [a.name for a in low.schema]
     returned = [r for r in low.form.op._schema.returns if r.alias_info is not None]
-    plan.returns = [("argument", names.index(w)) for w, _ in zip(low.form.writes, returned, strict=False)]
+    plan.returns += [("argument", names.index(w)) for w, _ in zip(low.form.writes, returned, strict=False)]
 
 
 def _resized(low: _Lowering, plan: Plan, target: int, value: Value, meta: torch.Tensor | None) -> View:
