@@ -152,7 +152,10 @@ def test_override(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_names_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("TORCH_TPU_DEBG", "TORCH_TPU_XYZZY_QUUX", "TORCH_TPU_DEBUG", "PATH")
     monkeypatch.setattr("os.environ", dict.fromkeys(names, "1"))
-    with pytest.warns(UserWarning, match="QUUX is set"), pytest.warns(UserWarning, match="did you mean TORCH_TPU_DEBUG"):
+    with (
+        pytest.warns(UserWarning, match="QUUX is set"),
+        pytest.warns(UserWarning, match="did you mean TORCH_TPU_DEBUG"),
+    ):
         found = config.unknown()
     assert found == {"TORCH_TPU_DEBG": "TORCH_TPU_DEBUG", "TORCH_TPU_XYZZY_QUUX": ""}
     with warnings.catch_warnings():

@@ -18,8 +18,9 @@ from pathlib import Path
 LAYERS = (
     ("pjrt",),
     ("util",),
-    ("storage", "cache"),
-    ("dispatch", "rng", "hooks"),
+    ("storage",),
+    ("cache", "rng"),
+    ("dispatch", "hooks"),
     ("python",),
 )
 RANK = {folder: rank for rank, row in enumerate(LAYERS) for folder in row}

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 _loaded = False
 
@@ -49,14 +50,14 @@ def _register() -> None:
     for name, near in config.unknown().items():
         hint = f", did you mean {near}?" if near else ""
         warnings.warn(f"torch_tpu: {name} is not a setting{hint}", RuntimeWarning, stacklevel=3)
-    torch.utils.rename_privateuse1_backend("tpu")
+    backend_registration.rename_privateuse1_backend("tpu")
     extension.install_runtime(_plugin, lambda: _plugin().devices)
-    extension.install_lowering(_describe, _lower, _lower_reshape, _store)
+    extension.install_lowering(_describe, _lower, _lower_reshape, _compiled)
     extension.register_kernels()
     from torch_tpu.runtime import device
 
     torch._register_device_module("tpu", device)
-    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    backend_registration.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     torch.set_autocast_dtype("tpu", torch.bfloat16)
     extension.set_max_programs(config.MAX_PROGRAMS.value)
     extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
@@ -83,7 +84,7 @@ def _lower_reshape(dtype: torch.dtype, dims: list[int], to: list[int]) -> Any:
     return eager.lower_reshape(dtype, dims, to)
 
 
-def _store(key: str, executable: bytes) -> None:
-    from torch_tpu.runtime import disk_cache
+def _compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:
+    from torch_tpu.modes import stored
 
-    disk_cache.store(key, executable)
+    stored.compiled(op, stablehlo, store_key, executable, duration_ms)

@@ -179,6 +179,22 @@ TPU_LIBRARY_PATH: Setting[Path | None] = Setting(
     help="Path of libtpu.so; libtpu's own variable. Used when the plugin is tpu.",
     stage=Stage.EXTERNAL,
 )
+XLA_FLAGS: Setting[str] = Setting(
+    name="XLA_FLAGS",
+    default=str,
+    shown_default="not set",
+    parse=str,
+    help="Options of XLA; the plugin's own variable. Programs on disk are told apart by it.",
+    stage=Stage.EXTERNAL,
+)
+LIBTPU_INIT_ARGS: Setting[str] = Setting(
+    name="LIBTPU_INIT_ARGS",
+    default=str,
+    shown_default="not set",
+    parse=str,
+    help="Options of libtpu; its own variable. Programs on disk are told apart by it.",
+    stage=Stage.EXTERNAL,
+)
 CPU_DEVICES: Setting[int] = Setting(
     name="TORCH_TPU_CPU_DEVICES",
     default=lambda: 1,

@@ -1,6 +1,7 @@
 #include "dispatch/fallback.h"
 
 #include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
 
 #include <map>
 #include <mutex>
@@ -27,6 +28,24 @@ std::vector<std::pair<std::string, int64_t>> cpu_fallback_counts() {
 
 void run_composite(OpRecord& record, torch::jit::Stack& stack) {
   record.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+}
+
+void run_functional(OpRecord& record, torch::jit::Stack& stack) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(record.functional.c_str(), record.functional_overload.c_str());
+  const size_t n = record.args.size();
+  torch::jit::Stack inputs, outs;
+  for (size_t i = 0; i < n; ++i) {
+    (record.args[i].written ? outs : inputs).push_back(stack[stack.size() - n + i]);
+  }
+  op.callBoxed(inputs);
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const at::Tensor& out = outs[i].toTensor();
+    const at::Tensor& result = inputs.at(i).toTensor();
+    at::native::resize_output(out, result.sizes());
+    out.copy_(result);
+  }
+  torch::jit::drop(stack, n);
+  for (c10::IValue& out : outs) stack.push_back(std::move(out));
 }
 
 void run_on_cpu(OpRecord& record, torch::jit::Stack& stack) {

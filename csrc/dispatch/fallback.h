@@ -8,6 +8,8 @@
 namespace torch_tpu {
 
 void run_composite(OpRecord& record, torch::jit::Stack& stack);
+// out= forms of ops with data-dependent sizes: the functional overload, then resize and copy.
+void run_functional(OpRecord& record, torch::jit::Stack& stack);
 // Obeys the policy of set_cpu_fallback.
 void run_on_cpu(OpRecord& record, torch::jit::Stack& stack);
 

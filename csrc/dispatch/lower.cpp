@@ -1,5 +1,7 @@
 #include "dispatch/lower.h"
 
+#include <chrono>
+
 #include "util/check.h"
 
 namespace torch_tpu {
@@ -8,11 +10,38 @@ namespace {
 
 Lowering g_lowering;
 
-std::optional<pjrt::Executable> compile(ProgramSpec& spec) {
+std::atomic<int64_t> g_compiled{0}, g_loaded{0};
+
+std::optional<pjrt::Executable> load(const ProgramSpec& spec) {
+  if (spec.serialized.empty()) return std::nullopt;
+  try {
+    pjrt::Executable executable = Runtime::get().client().deserialize(spec.serialized);
+    g_loaded.fetch_add(1, std::memory_order_relaxed);
+    return executable;
+  } catch (const pjrt::Error&) {
+    return std::nullopt;  // the plugin does not take it, or takes none: the text is there
+  }
+}
+
+pjrt::Executable compile(const ProgramSpec& spec) {
   const Runtime& runtime = Runtime::get();
-  if (!spec.serialized.empty()) return runtime.client().deserialize(spec.serialized);
-  if (spec.stablehlo.empty()) return std::nullopt;
-  return runtime.client().compile(spec.stablehlo, runtime.compile_options());
+  try {
+    pjrt::Executable executable = runtime.client().compile(spec.stablehlo, runtime.compile_options());
+    g_compiled.fetch_add(1, std::memory_order_relaxed);
+    return executable;
+  } catch (const pjrt::Error& e) {
+    const std::string text = c10::str("[", spec.name, "] the program could not be compiled: ", e.what());
+    if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) throw_failure({e.code, text});
+    TORCH_TPU_CHECK(E104, false, text, Fix("set TORCH_TPU_DUMP_DIR to a folder to see the program; try a newer plugin."));
+  }
+}
+
+std::string serialized(const pjrt::Executable& executable) {
+  try {
+    return executable.serialize();
+  } catch (const pjrt::Error&) {
+    return {};  // optional: such a program is not kept
+  }
 }
 
 }  // namespace
@@ -26,22 +55,25 @@ ProgramSpec lower_reshape(c10::ScalarType dtype, DimsRef from, DimsRef to) {
 }
 
 ProgramRef compile_spec(ProgramSpec spec) {
-  ProgramRef program;
-  std::string store_key, serialized;
+  std::optional<pjrt::Executable> executable;
+  std::string stablehlo, store_key, bytes;
+  double duration_ms = 0;
   Runtime::without_gil([&] {
-    try {
-      std::optional<pjrt::Executable> executable = compile(spec);
-      if (executable && spec.serialized.empty() && !spec.store_key.empty()) {
-        store_key = spec.store_key;
-        serialized = executable->serialize();
-      }
-      program = c10::make_intrusive<Program>(std::move(spec), std::move(executable));
-    } catch (const pjrt::Error& e) {
-      throw_failure({e.code, c10::str("[", spec.name, "] the program could not be compiled: ", e.what())});
-    }
+    if (std::optional<pjrt::Executable> found = load(spec)) executable.emplace(std::move(*found));
+    if (executable || spec.stablehlo.empty()) return;
+    const auto start = std::chrono::steady_clock::now();
+    executable.emplace(compile(spec));
+    duration_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (!spec.store_key.empty()) bytes = serialized(*executable);
+    if (!bytes.empty()) store_key = std::move(spec.store_key);
+    stablehlo = std::move(spec.stablehlo);
   });
-  if (!store_key.empty()) g_lowering.store(store_key, serialized);
+  if (!stablehlo.empty()) g_lowering.compiled(spec.name, stablehlo, store_key, bytes, duration_ms);
+  ProgramRef program;
+  Runtime::without_gil([&] { program = c10::make_intrusive<Program>(std::move(spec), std::move(executable)); });
   return program;
 }
+
+CompileCounts compile_counts() { return {g_compiled.load(), g_loaded.load()}; }
 
 }  // namespace torch_tpu

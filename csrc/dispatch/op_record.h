@@ -25,7 +25,7 @@ struct ArgRecord {
 enum class ValueCheck : int8_t { kNone, kProbability, kUniformRange, kStdNonNegative, kPositive, kIntegerPower, kFill };
 
 struct OpRecord {
-  enum State : int8_t { kUnknown, kProgram, kComposite, kCpu };
+  enum State : int8_t { kUnknown, kProgram, kComposite, kCpu, kFunctional };
 
   explicit OpRecord(c10::OperatorHandle handle);
   c10::OperatorHandle op;
@@ -36,6 +36,8 @@ struct OpRecord {
   bool expands_masks = false;  // index ops: bool masks become index tensors before the op is lowered
   bool writes = false;       // any argument is written
   ValueCheck check = ValueCheck::kNone;
+  // kFunctional: an out= form whose result sizes depend on data runs this overload and copies its results.
+  std::string functional, functional_overload;
 };
 
 // Asked once an op, before its first call: fills in what only Python knows (scalar policies, hidden writes, rung).

@@ -28,6 +28,10 @@ const std::unordered_set<std::string>& hand_written() {
       "aten::resize_as_",          "aten::_resize_output_",    "aten::_resize_output",
       "aten::lift_fresh",          "aten::lift",               "aten::empty_like",
       "aten::_unsafe_view",        "aten::clone",              "aten::_has_compatible_shallow_copy_type",
+      // In-place metadata: PyTorch's composite kernels.
+      "aten::as_strided_",         "aten::squeeze_",           "aten::squeeze_.dim",
+      "aten::squeeze_.dims",       "aten::unsqueeze_",         "aten::t_",
+      "aten::transpose_",          "aten::detach_",            "aten::set_data",
       "aten::result_type",         "aten::_has_same_storage_numel", "aten::_cudnn_init_dropout_state",
   };
   return names;
@@ -78,6 +82,7 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   if (record.check != ValueCheck::kNone) check_values(record, stack);
   if (state == OpRecord::kComposite) return run_composite(record, stack);
   if (state == OpRecord::kCpu) return run_on_cpu(record, stack);
+  if (state == OpRecord::kFunctional) return run_functional(record, stack);
   if (record.expands_masks) expand_masks(record, stack);
   ExecutableCache& cache = ExecutableCache::get();
   for (;;) {

@@ -259,16 +259,18 @@ void apply_description(OpRecord& record, const py::object& d) {
     arg.accepts_cpu = accepts_cpu;
     record.writes |= written;
   }
+  std::tie(record.functional, record.functional_overload) = d.attr("functional").cast<std::pair<std::string, std::string>>();
   const auto rung = d.attr("rung").cast<std::string>();
-  record.state.store(rung == "program"     ? OpRecord::kProgram
-                     : rung == "composite" ? OpRecord::kComposite
-                                           : OpRecord::kCpu,
+  record.state.store(rung == "program"      ? OpRecord::kProgram
+                     : rung == "composite"  ? OpRecord::kComposite
+                     : rung == "functional" ? OpRecord::kFunctional
+                                            : OpRecord::kCpu,
                      std::memory_order_release);
 }
 
-void install(py::object describe, py::object lower, py::object reshape, py::object store) {
+void install(py::object describe, py::object lower, py::object reshape, py::object compiled) {
   // The functions live as long as the process; their references must not be dropped without the GIL.
-  auto* const fns = new std::array<py::object, 4>{std::move(describe), std::move(lower), std::move(reshape), std::move(store)};
+  auto* const fns = new std::array<py::object, 4>{std::move(describe), std::move(lower), std::move(reshape), std::move(compiled)};
   set_describe([fns](OpRecord& record) {
     with_python([&] { apply_description(record, (*fns)[0](record.name)); });
   });
@@ -289,9 +291,10 @@ void install(py::object describe, py::object lower, py::object reshape, py::obje
                           });
                           return spec;
                         },
-                    .store =
-                        [fns](const std::string& key, const std::string& executable) {
-                          with_python([&] { (*fns)[3](key, py::bytes(executable)); });
+                    .compiled =
+                        [fns](const std::string& op, const std::string& stablehlo, const std::string& store_key,
+                              const std::string& executable, double duration_ms) {
+                          with_python([&] { (*fns)[3](op, stablehlo, store_key, py::bytes(executable), duration_ms); });
                         }});
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include "cache/executable_cache.h"
+#include "dispatch/lower.h"
 #include "dispatch/run_op.h"
 #include "hooks/hooks.h"
 #include "python/errors.h"
@@ -66,6 +67,9 @@ py::dict device_info(int index) {
   info["platform_version"] = runtime.client().platform_version();
   info["plugin"] = runtime.spec().path;
   info["host_addressable"] = runtime.client().host_addressable();
+  const auto& version = runtime.client().api()->pjrt_api_version;
+  info["api_version"] = py::make_tuple(version.major_version, version.minor_version);
+  info["compile_options"] = py::bytes(runtime.compile_options());
   return info;
 }
 
@@ -96,6 +100,9 @@ py::dict cache_stats() {
   out["hits"] = s.hits;
   out["misses"] = s.misses;
   out["evictions"] = s.evictions;
+  const CompileCounts c = compile_counts();
+  out["compiled"] = c.compiled;
+  out["loaded"] = c.loaded;
   return out;
 }
 

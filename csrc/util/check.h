@@ -16,6 +16,7 @@ namespace torch_tpu {
 
 // Rows of docs/errors.md; tests/architecture/test_docs.py checks both lists.
 enum class ErrorCode {
+  E104,  // the compiler refused a program
   E201,  // tensors on several devices
   E202,  // no such device
   E203,  // execution failed

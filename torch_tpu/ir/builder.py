@@ -279,8 +279,9 @@ class Builder:
             limits = [self.constant(v, x.dtype, x.shape) for v in (-448, 448)]
             x = self.minimum(self.maximum(x, limits[0]), limits[1])
         elif dtype == torch.float8_e8m0fnu:  # powers of two: ATen drops the sign and makes the smallest one of 0
-            x = self.unary("abs", self.convert(x, torch.float32))
-            x = self.maximum(x, self.constant(2.0**-127, x.dtype, x.shape))
+            bits = self.bitcast(self.convert(x, torch.float32), torch.uint32)  # float ops would flush 2**-127
+            bits = self.and_(bits, self.constant(0x7FFFFFFF, bits.dtype, bits.shape))
+            x = self.bitcast(self.maximum(bits, self.constant(0x00400000, bits.dtype, bits.shape)), torch.float32)
         return self._one("convert", [x], TensorType(x.shape, dtype))
 
     def bitcast(self, x: Value, dtype: torch.dtype) -> Value:

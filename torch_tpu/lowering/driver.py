@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from torch_tpu.errors import LoweringMismatch, LoweringMissing
 from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
-from torch_tpu.lowering.registry import RULES, Dynamic, GlobalState, LowerContext, RngOperands
+from torch_tpu.lowering.registry import KEYED, RULES, Dynamic, GlobalState, LowerContext, RngOperands
 
 
 def _show(types: Sequence[TensorType | None]) -> str:
@@ -98,10 +98,45 @@ def _lower_fx_node(b: Builder, node: Node, args: Any, kwargs: Any, state: Global
             return args[0][args[1]]
         raise LoweringMissing("a Python function in a decomposition has no rule.", op=str(node.target))
     val = node.meta["val"]
+    args, kwargs = _scalars_as_values(b, node.target, args, kwargs, _types(val))
     got = lower_node(b, node.target, _types(val), args, kwargs, state=state)
     if isinstance(got, Dynamic):
         raise LoweringMissing("data-dependent sizes inside a decomposition.", op=str(node.target))
     return list(got) if isinstance(val, (tuple, list)) else got[0]
+
+
+_SCALARS = {"number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]"}
+_WIDE = (torch.float64, torch.complex128)
+
+
+def _scalars_as_values(
+    b: Builder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[TensorType]
+) -> tuple[list[Any], dict[str, Any]]:
+    """A graph's numbers as a rule gets them from an eager call: rank-0 values, unless the rule keys or tests them."""
+    entry = RULES.get(op)
+    if entry is None:
+        return list(args), dict(kwargs)
+    found = [t.dtype for t in outs]
+    tree_map_only(Value, lambda v: found.append(v.dtype), (args, kwargs))
+    number = torch.float64 if any(d in _WIDE for d in found) else torch.float32
+
+    def one(x: Any, policy: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [one(item, policy) for item in x]
+        if isinstance(x, bool) or not isinstance(x, (int, float)) or policy == KEYED or x in policy:
+            return x
+        v = b.constant(x, torch.int64 if isinstance(x, int) else number)
+        return Value(v.name, v.type, wrapped=True)
+
+    def convert(a: Any, x: Any) -> Any:
+        return one(x, entry.scalars.get(a.name, ())) if str(a.type) in _SCALARS else x
+
+    schema = op._schema.arguments
+    by_name = {a.name: a for a in schema}
+    return (
+        [convert(a, x) for a, x in zip(schema, args, strict=False)],
+        {k: convert(by_name[k], x) for k, x in kwargs.items()},
+    )
 
 
 def _constant(b: Builder, gm: GraphModule, node: Node) -> Value:

@@ -108,6 +108,7 @@ def hypot(cx: LowerContext, self: Value, other: Value) -> Value:
     large, small = x.max(y), x.min(y)
     ratio = small / large
     size = where(large.eq(0), large, large * (1 + ratio * ratio).sqrt())
+    size = where(x.is_nan() | y.is_nan(), x + y, size)
     infinite = x.eq(math.inf) | y.eq(math.inf)
     return cx.result(where(infinite, x.const(math.inf), size).v)
 
@@ -299,7 +300,8 @@ def gcd(cx: LowerContext, self: Value, other: Value) -> Value:
 
 @lowers(aten.lcm.default)
 def lcm(cx: LowerContext, self: Value, other: Value) -> Value:
-    x, y = expr(cx, self), expr(cx, other)
+    dtype = cx.out.dtype if cx.out.dtype.itemsize > 2 else torch.int32  # ATen wraps the result only
+    x, y = expr(cx, self, dtype), expr(cx, other, dtype)
     g = _greatest_common_divisor(_magnitude(x), _magnitude(y))
     none = g.eq(0)
     return cx.result(where(none, 0, _magnitude(x / where(none, 1, g) * y)).v)

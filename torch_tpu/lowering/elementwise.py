@@ -48,8 +48,6 @@ BINARY = {
     aten.bitwise_left_shift.Tensor_Scalar: "shift_left",
     aten.div.Tensor: "divide",
     aten.div.Scalar: "divide",
-    aten.maximum.default: "maximum",
-    aten.minimum.default: "minimum",
 }
 
 SCALAR_FIRST = {
@@ -418,6 +416,16 @@ def nextafter(cx: LowerContext, self: Value, other: Value) -> Value:
 # ---- bounds
 
 
+@lowers(aten.maximum.default)
+def maximum(cx: LowerContext, self: Value, other: Value) -> Value:
+    return cx.result(expr(cx, self).maximum(expr(cx, other)).v)
+
+
+@lowers(aten.minimum.default)
+def minimum(cx: LowerContext, self: Value, other: Value) -> Value:
+    return cx.result(expr(cx, self).minimum(expr(cx, other)).v)
+
+
 @lowers(aten.fmax.default, aten.fmin.default)
 def fmax(cx: LowerContext, self: Value, other: Value) -> Value:
     """The other operand where one is NaN."""
@@ -432,9 +440,9 @@ def fmax(cx: LowerContext, self: Value, other: Value) -> Value:
 def clamp(cx: LowerContext, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     x = expr(cx, self)
     if min is not None:
-        x = x.max(expr(cx, min))
+        x = x.maximum(expr(cx, min))
     if max is not None:
-        x = x.min(expr(cx, max))
+        x = x.minimum(expr(cx, max))
     return cx.result(x.v)
 
 

@@ -117,12 +117,22 @@ class Expr:
         return self._compare("NE", other)
 
     def max(self, other: Expr | Number) -> Expr:
-        """NaN if either is NaN."""
+        """NaN where this is NaN; a NaN of ``other`` may get lost (XLA's CPU plugin does so). See `maximum`."""
         return self._binary("maximum", other)
 
     def min(self, other: Expr | Number) -> Expr:
-        """NaN if either is NaN."""
+        """NaN where this is NaN; a NaN of ``other`` may get lost."""
         return self._binary("minimum", other)
+
+    def maximum(self, other: Expr) -> Expr:
+        """NaN where either is NaN."""
+        best = self.max(other)
+        return where(other.is_nan(), other, best) if self.dtype.is_floating_point else best
+
+    def minimum(self, other: Expr) -> Expr:
+        """NaN where either is NaN."""
+        best = self.min(other)
+        return where(other.is_nan(), other, best) if self.dtype.is_floating_point else best
 
     def atan2(self, other: Expr | Number) -> Expr:
         return self._binary("atan2", other)

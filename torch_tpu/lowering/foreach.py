@@ -325,7 +325,7 @@ def _adam(*, decoupled: bool) -> Rule:
             second = beta2 * second + (1 - beta2) * (g * g)
             largest = second
             if amsgrad:
-                largest = _of(cx, max_exp_avg_sqs[i], p).max(second)
+                largest = _of(cx, max_exp_avg_sqs[i], p).maximum(second)
                 step.put(4, largest, max_exp_avg_sqs[i])
             size = rate / (1 - b1.pow(count))
             p = p - size * (first / _adam_denominator(count, largest, beta2, _of(cx, eps, p)))

@@ -122,8 +122,8 @@ def _any(flags: Expr) -> Value:
     return flags.b.reduce_op("or", flags.v, False, range(flags.v.rank))
 
 
-def _loop(
-    state: Sequence[Expr], busy: Callable[[Sequence[Expr]], Expr], body: Callable[[Sequence[Expr]], Sequence[Expr]]
+def loop(
+    state: Sequence[Expr], busy: Callable[[list[Expr]], Expr], body: Callable[[list[Expr]], list[Expr]]
 ) -> list[Expr]:
     """Run ``body`` while ``busy`` is true for an element."""
     b = state[0].b
@@ -143,12 +143,12 @@ def _hurwitz(q: Expr, s: Expr, power: Callable[[Expr], Expr]) -> Expr:
     count = q.const(0)
     usual = q.is_finite() & ((q > 0) | q.floor().ne(q))  # the others are poles, and need no sum
 
-    def busy(state: Sequence[Expr]) -> Expr:
+    def busy(state: list[Expr]) -> Expr:
         a, total, term, n = state
         small = term.abs() < total.abs() * torch.finfo(q.dtype).eps
         return usual & ((n < 9) | (a <= 9)) & ~small & (n < _MAX_TERMS)
 
-    def body(state: Sequence[Expr]) -> list[Expr]:
+    def body(state: list[Expr]) -> list[Expr]:
         a, total, term, n = state
         active = busy(state)
         following = a + 1
@@ -160,7 +160,7 @@ def _hurwitz(q: Expr, s: Expr, power: Callable[[Expr], Expr]) -> Expr:
             where(active, n + 1, n),
         ]
 
-    w, total, term, _ = _loop([q, first, first, count], busy, body)
+    w, total, term, _ = loop([q, first, first, count], busy, body)
     converged = term.abs() < total.abs() * torch.finfo(q.dtype).eps
     tail = term * w / (s - 1) - 0.5 * term
     inverse = 1 / (w * w)
@@ -242,18 +242,18 @@ def _lower_series(a: Expr, x: Expr, active: Expr) -> Expr:
     """1 + x / (a + 1) + x² / ((a + 1)(a + 2)) + …"""
     eps = torch.finfo(a.dtype).eps
 
-    def busy(state: Sequence[Expr]) -> Expr:
+    def busy(state: list[Expr]) -> Expr:
         _, term, total, n = state
         return active & (term > total * eps) & (n < _MAX_TERMS)
 
-    def body(state: Sequence[Expr]) -> list[Expr]:
+    def body(state: list[Expr]) -> list[Expr]:
         r, term, total, n = state
         r = r + 1
         term = term * (x / r)
         return [r, term, total + term, n + 1]
 
     one = a.const(1)
-    return _loop([a, one, one, a.const(0)], busy, body)[2]
+    return loop([a, one, one, a.const(0)], busy, body)[2]
 
 
 def _upper_fraction(a: Expr, x: Expr, active: Expr) -> Expr:
@@ -264,11 +264,11 @@ def _upper_fraction(a: Expr, x: Expr, active: Expr) -> Expr:
     def away(v: Expr) -> Expr:
         return where(v.abs() < tiny, tiny, v)
 
-    def busy(state: Sequence[Expr]) -> Expr:
+    def busy(state: list[Expr]) -> Expr:
         _, _, _, _, change, n = state
         return active & ((change - 1).abs() > eps) & (n < _MAX_TERMS)
 
-    def body(state: Sequence[Expr]) -> list[Expr]:
+    def body(state: list[Expr]) -> list[Expr]:
         b, c, d, total, _, n = state
         n = n + 1
         b = b + 2
@@ -281,7 +281,7 @@ def _upper_fraction(a: Expr, x: Expr, active: Expr) -> Expr:
     b = x + 1 - a
     d = 1 / away(b)
     start = [b, a.const(1 / tiny), d, d, a.const(0), a.const(0)]
-    return _loop(start, busy, body)[3]
+    return loop(start, busy, body)[3]
 
 
 def _upper_small(a: Expr, x: Expr) -> Expr:

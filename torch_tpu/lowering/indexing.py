@@ -36,7 +36,7 @@ Scatter = Callable[[Value, Value, "str | None"], Value]
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that ATen broadcasts ``shapes`` to."""
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    return tuple(torch.broadcast_shapes(*shapes))
 
 
 def empty(cx: LowerContext, index: int = 0) -> Value:

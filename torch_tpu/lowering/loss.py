@@ -19,7 +19,7 @@ aten = torch.ops.aten
 _MEAN = 1
 _SUM = 2
 # Up to this many classes a masked sum over them is cheaper than a gather.
-_FEW_CLASSES = 64
+_FEW_CLASSES = 32
 
 
 # ---- helpers

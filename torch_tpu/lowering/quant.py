@@ -5,6 +5,8 @@ ATen's quantized dtypes do not exist on the device. A quantized number q stands 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from torch_tpu.errors import LoweringMissing
@@ -78,16 +80,42 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Value:
-    b = cx.b
-    a, w = (b.convert(x, torch.bfloat16) for x in (self, mat2))  # exact for every float8
-    out = Expr(b, product(cx, a, w, contract=([1], [0])))
-    for scale in (scale_a, scale_b):
-        out = out * _scale(cx, scale)
-    if bias is not None:
-        out = out + _columns(cx, bias)
+    out = _scaled_product(cx, self, mat2, scale_a, scale_b, bias)
     if scale_result is not None and cx.out.dtype.itemsize == 1:  # of a float8 result only
         out = out / _scale(cx, scale_result)
     return cx.result(out.v)
+
+
+@lowers(aten._scaled_mm_v2.default)
+def scaled_mm_v2(
+    cx: LowerContext,
+    self: Value,
+    mat2: Value,
+    scale_a: Sequence[Value],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Value],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: Value | None,
+    out_dtype: torch.dtype | None,
+    contraction_dim: Sequence[int] = [],  # noqa: B006
+    use_fast_accum: bool = False,
+) -> Value:
+    if any(list(recipe) not in ([0], [1]) for recipe in (recipe_a, recipe_b)):  # of the tensor, of rows
+        raise LoweringMissing("scales of blocks are not supported.", op=str(cx.op))
+    return cx.result(_scaled_product(cx, self, mat2, scale_a[0], scale_b[0], bias).v)
+
+
+def _scaled_product(
+    cx: LowerContext, left: Value, right: Value, scale_left: Value, scale_right: Value, bias: Value | None
+) -> Expr:
+    b = cx.b
+    x, y = (b.convert(v, torch.bfloat16) for v in (left, right))  # exact for every float8
+    out = Expr(b, product(cx, x, y, contract=([1], [0])))
+    for scale in (scale_left, scale_right):
+        out = out * _scale(cx, scale)
+    return out if bias is None else out + _columns(cx, bias)
 
 
 def _scale(cx: LowerContext, scale: Value) -> Expr:

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -24,7 +25,7 @@ from torch_tpu.ir.types import TensorType, compute_dtype
 KEYED = "keyed"
 """Scalar policy: the value is part of the program key and arrives as a Python number."""
 
-ScalarPolicy = "str | tuple[bool | int | float, ...]"
+ScalarPolicy: TypeAlias = str | tuple[bool | int | float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Dynamic:
     dims: tuple[int | None, ...]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Rule = Callable[..., "Value | tuple[Value | None, ...] | list[Value] | Dynamic"]
 
 
@@ -156,10 +158,10 @@ def lowers(
     rng: bool = False,
     writes: tuple[str, ...] = (),
     dynamic: bool = False,
-) -> Callable[[Rule], Rule]:
+) -> Callable[[F], F]:
     """Decorator form of :func:`register`: the first line of every rule."""
 
-    def add(rule: Rule) -> Rule:
+    def add(rule: F) -> F:
         for op in ops:
             register(op, rule, scalars=scalars, rng=rng, writes=writes, dynamic=dynamic)
         return rule

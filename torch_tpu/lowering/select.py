@@ -6,11 +6,12 @@ counting the smaller elements. That is one pass a bit, and each pass is a plain 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.ir.builder import Value
+from torch_tpu.ir.builder import Number, Value
 from torch_tpu.ir.types import NARROW, UNSIGNED, compute_dtype
 from torch_tpu.lowering.promote import Operand, common_dtype, norm_dim, scalar
 from torch_tpu.lowering.reduce import finish, first_position, reduce_max, reduce_min, reduce_sum, spread
@@ -20,8 +21,8 @@ from torch_tpu.lowering.sort import float_key, float_of_key, sorted_with_indices
 
 aten = torch.ops.aten
 
-_COMPARE_ALL = 128  # up to this many boundaries, comparing with each of them beats a binary search
-_COMPARE_BINS = 128  # up to this many bins, counting each of them beats a scatter
+# Up to this many boundaries, comparing with each of them beats a binary search; XLA's loop gets slow above.
+_COMPARE_ALL = 32
 _UNSIGNED_OF = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
 
@@ -107,11 +108,17 @@ def _median(cx: LowerContext, x: Value, dim: int, ignore_nan: bool) -> tuple[Val
     return _kth_smallest(cx, x, k, dim)
 
 
+def _nan_as(dtype: torch.dtype) -> Number:
+    """What a C cast of NaN gives."""
+    if dtype.is_floating_point:
+        return math.nan
+    return torch.iinfo(dtype).min if dtype in (torch.int32, torch.int64) else 0
+
+
 def _median_rules(ignore_nan: bool) -> tuple[Rule, Rule]:
     def over_all(cx: LowerContext, self: Value) -> Value:
         if not self.type.numel:
-            floating = self.dtype.is_floating_point
-            return cx.b.constant(float("nan") if floating else torch.iinfo(self.dtype).min, self.dtype)
+            return cx.b.constant(_nan_as(self.dtype), self.dtype)
         flat = cx.b.reshape(self, (self.type.numel,))
         return finish(cx, _median(cx, flat, 0, ignore_nan)[0])
 
@@ -143,7 +150,10 @@ def mode(cx: LowerContext, self: Value, dim: int = -1, keepdim: bool = False) ->
     n = self.shape[dim]
     values, index = sorted_with_indices(cx, self, dim, descending=False)
     at = b.iota(values.shape, dim, torch.int32)
-    new = b.compare("NE", b.slice_dim(values, dim, 1, n), b.slice_dim(values, dim, 0, n - 1))
+    key = _unsigned_key(cx, values)  # floats that compare equal may differ where denormals are flushed
+    new = b.compare("NE", b.slice_dim(key, dim, 1, n), b.slice_dim(key, dim, 0, n - 1))
+    if self.dtype.is_floating_point:
+        new = b.or_(new, b.slice_dim(b.is_nan(values), dim, 1, n))
     first = b.constant(True, torch.bool, [1 if d == dim else s for d, s in enumerate(values.shape)])
     starts = b.select(b.concatenate([first, new], dim), at, b.constant(0, torch.int32, at.shape))
     run = b.sub(at, scan(cx, starts, dim, "maximum", 0))
@@ -258,9 +268,6 @@ def histc(cx: LowerContext, self: Value, bins: int = 100, min: Operand = 0, max:
 def _counted(cx: LowerContext, place: Value, bins: int) -> Value:
     """How often each of ``bins`` numbers occurs in ``place`` [n]; others are not counted."""
     b, n = cx.b, place.shape[0]
-    if bins <= _COMPARE_BINS:
-        hit = b.compare("EQ", b.iota((bins, n), 0, torch.int32), b.broadcast_in_dim(place, (bins, n), [1]))
-        return reduce_sum(cx, b.convert(hit, torch.int32), [1])
     return b.scatter(
         [b.constant(0, torch.int32, (bins,))],
         b.reshape(place, (n, 1)),

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.lowering import decompose, rules
+import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
+from torch_tpu.lowering import decompose
 from torch_tpu.lowering.registry import KEYED, RULES
 from torch_tpu.lowering.siblings import Form, form_of, overload
-
-assert rules  # imported for its effect: the rule table
 
 aten = torch.ops.aten
 
@@ -49,6 +48,7 @@ class Description:
     """``args``: (index, written, keyed, tested values, accepts_cpu) of the arguments that are out of the ordinary."""
 
     rung: str
+    functional: tuple[str, str] = ("", "")  # schema name and overload to run instead, for rung "functional"
     rng: bool = False
     expands_masks: bool = False
     check: int = _NONE
@@ -86,6 +86,8 @@ def describe(name: str) -> Description:
         return d
     functional = form.functional
     entry = RULES.get(functional)
+    if form.out and entry is not None and entry.dynamic:
+        d.rung, d.functional = "functional", (functional._schema.name, functional._schema.overload_name)
     d.check = _CHECKS.get(functional, _NONE)
     d.expands_masks = functional in _MASKED
     d.rng = entry is not None and entry.rng

@@ -21,15 +21,15 @@ from torch._ops import OpOverload
 from torch_tpu.errors import LoweringMissing
 from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
-from torch_tpu.lowering import decompose, rules, views
+import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
+from torch_tpu.lowering import decompose, views
 from torch_tpu.lowering.driver import lower_graph, lower_node
 from torch_tpu.lowering.registry import RULES, Dynamic, GlobalState, RngOperands, RuleEntry
 from torch_tpu.lowering.siblings import Form, form_of, overload
 from torch_tpu.lowering.views import View, Window
 from torch_tpu.modes import plan as plans
+from torch_tpu.modes import stored
 from torch_tpu.modes.plan import Output, Plan
-
-assert rules  # imported for its effect: the rule table
 
 _WIDE = (torch.float64, torch.complex128)
 # c10::ScalarType of the dtypes that may be the default.
@@ -232,6 +232,15 @@ def lower(call: Any) -> Plan:
     op = overload(call.name)
     form = form_of(op)
     assert form is not None, f"{op} was described as a program but has no functional form"
+    name = stored.plan_name(call, RULES.get(form.functional))
+    plan = stored.find_plan(name)
+    if plan is None:
+        plan = _fresh_plan(call, op, form)
+        stored.keep_plan(name, plan)
+    return stored.attach_executable(plan)
+
+
+def _fresh_plan(call: Any, op: OpOverload, form: Form) -> Plan:
     try:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             return _lower(call, form)
@@ -393,9 +402,10 @@ def lower_reshape(dtype: torch.dtype, dims: Sequence[int], to: Sequence[int]) ->
     x = b.arg(TensorType(tuple(dims), dtype))
     b.arg_attrs[0] = "tf.aliasing_output = 0 : i32"
     out = b.reshape(x, to)
-    return Plan(
+    plan = Plan(
         stablehlo=b.module("storage_reshape", [out]),
         arg_slots=[0],
         donated=[0],
         outputs=[Output(dtype, tuple(to), slot=0)],
     )
+    return stored.attach_executable(plan)

@@ -91,7 +91,8 @@ def _index(device: Device) -> int:
     d = torch.device(device)
     if d.type != "tpu":
         raise ValueError(f"Expected a tpu device, but got: {d}")
-    return current_device() if d.index is None else d.index
+    index: int | None = d.index  # torch's stubs do not know that it may be None
+    return current_device() if index is None else index
 
 
 # ---- presence

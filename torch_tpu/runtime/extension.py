@@ -1,6 +1,11 @@
 """The extension module, for the layers above."""
 
+import time
+
 from torch_tpu import _C
+
+# Before any rule is imported: a source file newer than this may not be what runs.
+LOADED_NS = time.time_ns()
 
 install_lowering = _C.install_lowering
 install_runtime = _C.install_runtime

@@ -57,7 +57,8 @@ def attached_tpus() -> int:
 
 def libtpu_path() -> str:
     """The libtpu to load: TPU_LIBRARY_PATH, else the one of the package; empty if there is none."""
-    return config.TPU_LIBRARY_PATH.value or _first_file("libtpu", "libtpu.so")
+    given = config.TPU_LIBRARY_PATH.value
+    return str(given) if given is not None else _first_file("libtpu", "libtpu.so")
 
 
 def _cpu() -> PluginSpec:
@@ -67,7 +68,7 @@ def _cpu() -> PluginSpec:
 
 
 def _tpu() -> PluginSpec:
-    return PluginSpec(str(libtpu_path()), "tpu", devices=max(1, attached_tpus()))
+    return PluginSpec(libtpu_path(), "tpu", devices=max(1, attached_tpus()))
 
 
 def _cuda() -> PluginSpec:

@@ -1,0 +1,180 @@
+"""Plans and programs on disk: what makes a warm start neither lower nor compile.
+
+Two entries a program. The plan, under a digest of the call and of everything that lowering reads; it holds the StableHLO
+text. The executable, under a digest of that text and of everything that compiling reads: after an edit of a rule, only
+programs whose text changed are compiled again.
+
+    call ──digest──► plan entry ──digest of its text──► executable entry ──► Plan.serialized
+             └─miss: lower, keep the plan                    └─miss: C++ compiles, calls back, keep the executable
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_tpu import config
+from torch_tpu.lowering.registry import RULES, RuleEntry
+from torch_tpu.modes.plan import Output, Plan
+from torch_tpu.runtime import disk_cache, extension
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SOURCES = ("lowering", "ir", "modes")
+
+log = logging.getLogger("torch_tpu")
+
+
+# ---- keys
+
+
+def _stable(x: Any) -> str:
+    """Text that is equal in all processes for equal values. Raises TypeError for a type it does not know."""
+    if x is None or isinstance(x, (bool, int, float, complex, str)):
+        return repr(x)
+    if isinstance(x, (tuple, list)):
+        return f"[{','.join(map(_stable, x))}]"
+    if isinstance(x, (torch.dtype, torch.layout, torch.memory_format)):
+        return str(x)
+    if isinstance(x, torch.device):
+        return x.type  # programs are portable
+    if isinstance(x, torch.Generator):
+        return "generator"  # its state is an operand
+    raise TypeError(f"{type(x).__name__} has no stable text")
+
+
+@functools.cache
+def _files_digest(files: frozenset[Path]) -> str:
+    """Digest of sources; empty if they cannot be read or were edited after this process may have read them."""
+    parts: list[str | bytes] = []
+    try:
+        for path in sorted(files):
+            parts += (path.name, path.read_bytes())
+            if path.stat().st_mtime_ns >= extension.LOADED_NS:
+                return ""
+    except OSError:  # made in a shell: its text is nowhere
+        return ""
+    return disk_cache.digest(*parts)
+
+
+@functools.cache
+def _own_files() -> frozenset[Path]:
+    return frozenset(path for folder in _SOURCES for path in (_PACKAGE / folder).rglob("*.py"))
+
+
+@functools.lru_cache(maxsize=1)
+def _foreign_files(num_rules: int) -> frozenset[Path]:
+    """Files outside the package that registered rules; ``num_rules`` only says when to look again."""
+    return frozenset(path for entry in RULES.values() if (path := _file_of(entry)) not in _own_files())
+
+
+def _file_of(entry: RuleEntry) -> Path:
+    return Path(entry.where.rpartition(":")[0])
+
+
+def _rules_digest(entry: RuleEntry | None) -> str:
+    """Digest of the source of all rules; empty if some of it is not known."""
+    files = _foreign_files(len(RULES))
+    if entry is not None and (own := _file_of(entry)) not in _own_files():
+        files |= {own}
+    digests = [_files_digest(_own_files()), *(_files_digest(frozenset((f,))) for f in sorted(files))]
+    return "" if "" in digests else disk_cache.digest(*digests)
+
+
+def plan_name(call: Any, entry: RuleEntry | None) -> str:
+    """Name of the plan's entry; empty if the call cannot be kept."""
+    if not disk_cache.enabled():
+        return ""
+    sources = _rules_digest(entry)
+    if not sources:
+        return ""
+    try:
+        text = _stable((call.name, call.state, call.args, call.tensors, call.slots, call.operands))
+    except TypeError:
+        return ""
+    return disk_cache.digest(text, sources, disk_cache.build_fingerprint()) + ".plan"
+
+
+# ---- plans as JSON
+
+
+def _encode(plan: Plan) -> bytes:
+    outputs = [
+        [str(o.dtype).removeprefix("torch."), o.dims, o.slot, o.sizes, o.strides, o.count, o.count_dim]
+        for o in plan.outputs
+    ]
+    fields = {
+        "rung": plan.rung,
+        "stablehlo": plan.stablehlo,
+        "arg_slots": plan.arg_slots,
+        "donated": plan.donated,
+        "encodings": plan.encodings,
+        "outputs": outputs,
+        "returns": plan.returns,
+        "resizes": plan.resizes,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _return(r: list[Any]) -> tuple[Any, ...]:
+    return ("list", [_return(item) for item in r[1]]) if r[0] == "list" else tuple(r)
+
+
+def _decode(data: bytes) -> Plan:
+    fields = json.loads(data)
+    fields["outputs"] = [
+        Output(getattr(torch, dtype), tuple(dims), slot, tuple(sizes), tuple(strides), count, count_dim)
+        for dtype, dims, slot, sizes, strides, count, count_dim in fields["outputs"]
+    ]
+    fields["returns"] = [_return(r) for r in fields["returns"]]
+    fields["resizes"] = [(tensor, tuple(sizes), tuple(strides)) for tensor, sizes, strides in fields["resizes"]]
+    return Plan(**fields)
+
+
+def find_plan(name: str) -> Plan | None:
+    """The plan that was kept under ``name``, if any."""
+    data = disk_cache.load(name) if name else None
+    return None if data is None else _decode(data)
+
+
+def keep_plan(name: str, plan: Plan) -> None:
+    """Keep ``plan`` for other processes. Nothing happens for an empty name."""
+    if name:
+        disk_cache.store(name, _encode(plan))
+
+
+def attach_executable(plan: Plan) -> Plan:
+    """Give ``plan`` its compiled program from the disk, else the name under which C++ is to keep it."""
+    if plan.stablehlo and disk_cache.enabled():
+        plan.store_key = disk_cache.digest(plan.stablehlo, disk_cache.build_fingerprint()) + ".exe"
+        plan.serialized = disk_cache.load(plan.store_key) or b""
+    _dump(plan.stablehlo)
+    return plan
+
+
+# ---- what the user may see
+
+
+def _dump(stablehlo: str) -> None:
+    folder = config.DUMP_DIR.value
+    if folder is None or not stablehlo:
+        return
+    name = re.match(r"module @(\w+)", stablehlo)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name[1] if name else 'program'}_{disk_cache.digest(stablehlo)[:16]}.mlir"
+    path.write_text(stablehlo, encoding="utf-8")
+
+
+def compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:
+    """C++ compiled a program of ``op``: log it and keep it."""
+    if config.DEBUG.value >= 1:
+        signature = re.search(r"@main\((.*?)\) -> \((.*?)\) \{$", stablehlo, re.MULTILINE)
+        args, results = (re.findall(r"tensor<([^>]*)>", part) for part in signature.groups()) if signature else ([], [])
+        log.info("compiled %s (%s) -> (%s) in %.1f ms", op, ", ".join(args), ", ".join(results), duration_ms)
+    if store_key:
+        disk_cache.store(store_key, executable)

@@ -1,0 +1,210 @@
+"""Compiled programs on disk, shared by all processes of a user. Bytes by name: knows neither plans nor ops.
+
+Entry: a file of its own, ``<folder>/ab/abcdef….plan`` or ``….exe``. Content: magic, SHA-256 of name and payload, payload.
+Key: a digest that the caller makes of all that the payload depends on; ``build_fingerprint`` is the part of it that
+belongs to the machine and the compiler. Limit: TORCH_TPU_CACHE_BYTES, the least recently used go first (a read touches
+the file). Nothing invalidates an entry. What cannot be read, is damaged or belongs to another user is a miss, and what
+cannot be written is not kept: no function here raises because of the disk.
+
+Thread- and process-safe without locks: entries appear whole (rename) and never change.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch_tpu import _C, config
+
+_MAGIC = b"tputorch1\n"
+_TEMPORARY = ".new-"
+_STALE_S = 3600  # a temporary file older than this was left by a killed writer
+_CHECK_EVERY = 64  # stores between two looks at the size of the folder
+
+log = logging.getLogger("torch_tpu")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this process asked of the cache. Guarded by the GIL; a lost increment does no harm."""
+
+    hits: int = 0
+    misses: int = 0
+    stores: int = 0
+    evictions: int = 0
+
+
+counts = Counts()
+# Not 0: of many short processes, some must look at the size.
+_stores_until_check = 1 + os.getpid() % _CHECK_EVERY
+
+
+def enabled() -> bool:
+    """Whether TORCH_TPU_CACHE and TORCH_TPU_CACHE_BYTES allow a cache."""
+    return config.CACHE.value and config.CACHE_BYTES.value > 0
+
+
+def digest(*parts: str | bytes) -> str:
+    """SHA-256 of the parts, in hex. Where a part ends matters: ("a", "bc") is not ("ab", "c")."""
+    h = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()
+
+
+def _cpu_features() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+            return next((line for line in f if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return ""
+
+
+@functools.cache
+def build_fingerprint() -> str:
+    """Digest of what decides a compilation besides the program: plugin, devices, CPU, options, variables, torch.
+
+    Creates the client if there is none. Computed once.
+    """
+    info = _C.device_info(0)
+    try:
+        plugin = os.stat(info["plugin"])
+        file = (plugin.st_size, plugin.st_mtime_ns)
+    except OSError:
+        file = (0, 0)
+    devices = (info["platform"], info["platform_version"], info["kind"], _C.device_count())
+    return digest(
+        repr((info["plugin"], file, devices, info["api_version"])),
+        info["compile_options"],
+        _cpu_features(),
+        config.XLA_FLAGS.value,
+        config.LIBTPU_INIT_ARGS.value,
+        f"{torch.__version__} {torch.version.git_version}",
+    )
+
+
+def _path(name: str) -> Path:
+    return config.CACHE_DIR.value / name[:2] / name
+
+
+def _checksum(name: str, payload: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + payload).digest()
+
+
+def load(name: str) -> bytes | None:
+    """The payload of entry ``name``, or None if there is none that may be used. Raises nothing."""
+    payload = _read(name)
+    if payload is None:
+        counts.misses += 1
+    else:
+        counts.hits += 1
+    return payload
+
+
+def _read(name: str) -> bytes | None:
+    try:
+        with open(_path(name), "rb") as f:
+            owner = os.fstat(f.fileno()).st_uid
+            if owner != os.geteuid() and not config.CACHE_TRUST.value:
+                return None
+            data = f.read()
+    except OSError:
+        return None
+    start = len(_MAGIC) + 32
+    payload = data[start:]
+    if not data.startswith(_MAGIC) or data[len(_MAGIC) : start] != _checksum(name, payload):
+        return None
+    try:
+        os.utime(_path(name))
+    except OSError:  # evicted meanwhile, or not ours to touch
+        pass
+    return payload
+
+
+def store(name: str, payload: bytes) -> None:
+    """Keep ``payload`` as entry ``name``; one that is there is replaced. Raises nothing."""
+    global _stores_until_check
+    data = _MAGIC + _checksum(name, payload) + payload
+    if len(data) > config.CACHE_BYTES.value:
+        return
+    try:
+        _write(_path(name), data)
+    except OSError as e:
+        _complain(str(e))
+        return
+    counts.stores += 1
+    _stores_until_check -= 1
+    if _stores_until_check <= 0:
+        _stores_until_check = _CHECK_EVERY
+        evict()
+
+
+@functools.cache
+def _complain(why: str) -> None:
+    log.warning("the disk cache keeps nothing: %s", why)
+
+
+def _write(path: Path, data: bytes) -> None:
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)  # mode 0600
+    try:
+        with open(fd, "wb") as f:
+            f.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:  # another process was quicker, or it is not ours
+        return False
+    return True
+
+
+def _files() -> Iterator[tuple[str, os.stat_result]]:
+    for folder, _, names in os.walk(config.CACHE_DIR.value):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                yield path, os.stat(path)
+            except OSError:  # removed meanwhile
+                continue
+
+
+def evict() -> None:
+    """Bring the folder to nine tenths of its limit if it is over it, and remove what killed writers left.
+
+    Reads the status of every file: about 2 µs each.
+    """
+    now = time.time()
+    entries: list[tuple[float, int, str]] = []
+    for path, status in _files():
+        if not os.path.basename(path).startswith(_TEMPORARY):
+            entries.append((status.st_mtime, status.st_size, path))
+        elif now - status.st_mtime > _STALE_S:
+            _remove(path)
+    total = sum(size for _, size, _ in entries)
+    limit = config.CACHE_BYTES.value
+    if total <= limit:
+        return
+    for _, size, path in sorted(entries):
+        if total <= limit * 0.9:
+            return
+        if _remove(path):
+            counts.evictions += 1
+            total -= size
