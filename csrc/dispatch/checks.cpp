@@ -94,6 +94,19 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack) {
   }
 }
 
+bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack) {
+  std::optional<c10::Device> first;
+  for (size_t i = stack.size() - record.args.size(); i < stack.size(); ++i) {
+    if (!stack[i].isTensorList()) continue;
+    for (const c10::IValue& item : stack[i].toListRef()) {
+      const at::Tensor& t = item.toTensor();
+      if (!first) first = t.device();
+      if (t.device() != *first) return true;
+    }
+  }
+  return false;
+}
+
 void expand_masks(OpRecord& record, torch::jit::Stack& stack) {
   const auto position = static_cast<size_t>(*record.op.schema().argumentIndexWithName("indices"));
   c10::IValue& arg = stack[stack.size() - record.args.size() + position];

@@ -10,6 +10,9 @@ namespace torch_tpu {
 // Throws what the CPU kernel throws for an argument value out of range.
 void check_values(const OpRecord& record, const torch::jit::Stack& stack);
 
+// Whether the lists of a foreach op are on several devices, or partly on the CPU.
+bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack);
+
 // Index ops: a mask becomes the columns of its nonzero(), as in ATen. A mask that is the only index of an index_put with
 // a value of one element stays: it lowers to a select.
 void expand_masks(OpRecord& record, torch::jit::Stack& stack);

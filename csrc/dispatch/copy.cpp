@@ -1,5 +1,6 @@
 // What moves data: host <-> device, device <-> device, scalars to the host, comparison to a bool.
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/eq.h>
@@ -39,10 +40,17 @@ void host_to_device(const at::Tensor& src, const at::Tensor& dst) {
   storage.set_buffer(buffer_from_host(storage.device, host.const_data_ptr(), host.scalar_type(), host.sizes()));
 }
 
+at::Tensor zeros_of_unwritten(const at::Tensor& t) {
+  const size_t needed = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(), static_cast<size_t>(t.storage_offset()));
+  TORCH_TPU_CHECK(E204, t.numel() == 0 || needed <= t.storage().nbytes(), "a tensor of sizes ", t.sizes(), " needs ", needed,
+                  " bytes, but its storage was resized to ", t.storage().nbytes(), ".", Fix("resize the storage and write to it first."));
+  return at::zeros(t.sizes(), t.options().device(at::kCPU).requires_grad(false));
+}
+
 // The tensor's elements as a CPU tensor over the device's own memory; undefined where the host cannot read it.
 at::Tensor host_view(const at::Tensor& t, BufferRef& hold) {
   hold = Storage::of(t).buffer();
-  if (hold == nullptr) return at::zeros(t.sizes(), t.options().device(at::kCPU));
+  if (hold == nullptr) return zeros_of_unwritten(t);
   const void* data = host_pointer(*hold);
   if (data == nullptr) return {};
   const at::Tensor flat = at::from_blob(const_cast<void*>(data), {hold->bytes / static_cast<int64_t>(t.itemsize())},

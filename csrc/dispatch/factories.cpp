@@ -121,7 +121,19 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage_sizes(self, std::move(storage), 0, {0}, {});
 }
 
+[[noreturn]] void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_TPU_CHECK_WITH(TypeError, E205, false, "[", op.schema().name(), "] quantized dtypes have no StableHLO element type, so \"tpu\" cannot hold them.",
+                       Fix("dequantize on the CPU first: x.dequantize().to('tpu')."));
+  std::terminate();  // unreachable
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>()); }
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const char* op : {"quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_tensor.tensor_qparams",
+                         "quantize_per_tensor.tensors", "quantize_per_channel"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>());
+  }
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("resize_", resize);

@@ -3,10 +3,12 @@
 // A device runs its work in the order of the launches, so streams need no queue of their own: they are names, and an
 // event is a mark in the work of its device. Current device and streams are per thread.
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
 
+#include "storage/dtype.h"
 #include "storage/runtime.h"
 #include "util/check.h"
 
@@ -39,13 +41,19 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {c10::DeviceType::PrivateUse1, current_device}; }
   void setDevice(c10::Device d) const override {
     TORCH_INTERNAL_ASSERT(d.type() == c10::DeviceType::PrivateUse1);
-    if (d.index() > 0) Runtime::get().device(d.index());  // checks; index 0 needs no runtime
     TORCH_TPU_CHECK(E202, d.index() >= 0, "a device index cannot be negative, but got ", static_cast<int>(d.index()));
+    if (d.index() != 0 && d.index() >= deviceCount()) Runtime::get().device(d.index());  // throws
     current_device = d.index();
   }
   void uncheckedSetDevice(c10::Device d) const noexcept override { current_device = d.index(); }
+  // Before the first use, the number expected: autograd asks once in a process, at its first backward pass of any
+  // device, and has no thread for a device that it was not told of then.
   c10::DeviceIndex deviceCount() const noexcept override {
-    return Runtime::initialized() && !Runtime::forked() ? static_cast<c10::DeviceIndex>(Runtime::get().device_count()) : 0;
+    try {
+      return Runtime::forked() ? c10::DeviceIndex{0} : at::detail::getPrivateUse1Hooks().deviceCount();
+    } catch (const std::exception&) {
+      return 0;  // no usable plugin: whoever uses the device is told
+    }
   }
 
   c10::Stream getStream(c10::Device d) const override { return stream_of(current_streams[slot(d)], index_of(d)); }
@@ -69,8 +77,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex index, const c10::EventFlag) const override {
     TORCH_CHECK(index == -1 || index == stream.device_index(), "Event device index ", static_cast<int>(index),
                 " does not match recording stream's device index ", static_cast<int>(stream.device_index()), ".");
+    std::shared_ptr<Mark> mark = device(stream.device_index()).work.mark();  // first: it may throw
     if (*event == nullptr) *event = new Event;
-    static_cast<Event*>(*event)->mark = device(stream.device_index()).work.mark();
+    static_cast<Event*>(*event)->mark = std::move(mark);
   }
   void block(void*, const c10::Stream&) const override {}  // later launches run after the earlier ones anyway
   bool queryEvent(void* event) const override { return event == nullptr || mark_of(event).done(); }
@@ -84,7 +93,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(mark_of(first).done() && mark_of(second).done(), "Both events must be completed before calculating elapsed time.");
     return std::chrono::duration<double, std::milli>(mark_of(second).done_at() - mark_of(first).done_at()).count();
   }
-  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+    c10::DeviceCapability can;
+#define HOLDS(_, name) \
+  can.capability_data.supported_scalar_types.has_##name = pjrt_type(c10::ScalarType::name) != PJRT_Buffer_Type_INVALID;
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(HOLDS)
+#undef HOLDS
+    return can;
+  }
 
  private:
   static Mark& mark_of(void* event) { return *static_cast<Event*>(event)->mark; }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <optional>
 
 #include "storage/runtime.h"
 #include "util/check.h"
@@ -58,23 +59,50 @@ class Generator final : public c10::GeneratorImpl {
   uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
 };
 
+// Creates no client for a device that is expected: `torch.manual_seed` is called by programs that use none.
 c10::DeviceIndex checked(c10::DeviceIndex index) {
-  if (index == -1) index = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1)->getDevice().index();
-  return Runtime::get().device(index).index;
+  const auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
+  if (index == -1) index = guard->getDevice().index();
+  return index >= 0 && index < guard->deviceCount() ? index : Runtime::get().device(index).index;
+}
+
+struct Defaults {
+  std::mutex mutex;  // guards the two below
+  std::deque<at::Generator> generators;  // only grows, and never moves its elements
+  std::optional<uint64_t> seed;          // of the ones to come
+};
+
+Defaults& defaults() {
+  static auto* defaults = new Defaults;  // its generators may be in use during static destruction
+  return *defaults;
 }
 
 }  // namespace
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
-  static std::mutex mutex;  // guards `generators`, which only grows and never moves its elements
-  static auto* generators = new std::deque<at::Generator>;
   index = checked(index);
-  std::lock_guard lock(mutex);
-  while (generators->size() <= static_cast<size_t>(index)) {
-    generators->push_back(at::make_generator<Generator>(static_cast<c10::DeviceIndex>(generators->size())));
-    generators->back().seed();
+  Defaults& d = defaults();
+  std::lock_guard lock(d.mutex);
+  while (d.generators.size() <= static_cast<size_t>(index)) {
+    at::Generator made = at::make_generator<Generator>(static_cast<c10::DeviceIndex>(d.generators.size()));
+    if (d.seed) {
+      made.set_current_seed(*d.seed);
+    } else {
+      made.seed();
+    }
+    d.generators.push_back(std::move(made));
   }
-  return (*generators)[static_cast<size_t>(index)];
+  return d.generators[static_cast<size_t>(index)];
+}
+
+void seed_all(uint64_t seed) {
+  Defaults& d = defaults();
+  std::lock_guard lock(d.mutex);
+  d.seed = seed;
+  for (at::Generator& generator : d.generators) {
+    std::lock_guard generator_lock(generator.mutex());
+    generator.set_current_seed(seed);
+  }
 }
 
 at::Generator new_generator(c10::DeviceIndex index) { return at::make_generator<Generator>(checked(index)); }

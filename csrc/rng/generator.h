@@ -8,5 +8,7 @@ namespace torch_tpu {
 
 const at::Generator& default_generator(c10::DeviceIndex index);  // -1: the current device
 at::Generator new_generator(c10::DeviceIndex index);
+// Seeds the default generators, those included that are not made yet.
+void seed_all(uint64_t seed);
 
 }  // namespace torch_tpu

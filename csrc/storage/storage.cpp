@@ -1,5 +1,7 @@
 #include "storage/storage.h"
 
+#include <array>
+#include <unordered_map>
 #include <vector>
 
 #include "storage/address_space.h"
@@ -8,6 +10,43 @@
 #include "util/check.h"
 
 namespace torch_tpu {
+
+namespace {
+
+// Live storages by address: PyTorch pickles a storage through a tensor made of its bare address. Lock: of the shard, for
+// a look-up only.
+struct Shard {
+  SpinLock lock;
+  std::unordered_map<const void*, Storage*> storages;
+};
+
+Shard& shard_of(const void* address) {
+  static auto* shards = new std::array<Shard, 64>;
+  return (*shards)[reinterpret_cast<uintptr_t>(address) >> 6 & 63];
+}
+
+void remember(const void* address, Storage* storage) {
+  if (address == nullptr) return;
+  Shard& shard = shard_of(address);
+  std::lock_guard lock(shard.lock);
+  shard.storages[address] = storage;
+}
+
+void forget(const void* address) {
+  if (address == nullptr) return;
+  Shard& shard = shard_of(address);
+  std::lock_guard lock(shard.lock);
+  shard.storages.erase(address);
+}
+
+Storage* find(const void* address) {
+  Shard& shard = shard_of(address);
+  std::lock_guard lock(shard.lock);
+  const auto it = shard.storages.find(address);
+  return it == shard.storages.end() ? nullptr : it->second;
+}
+
+}  // namespace
 
 int64_t numel_of(DimsRef dims) {
   int64_t n = 1;
@@ -51,16 +90,23 @@ c10::DataPtr Storage::allocate(DeviceState& device, size_t bytes) {
 
 Storage& Storage::of(const c10::StorageImpl& impl) {
   const c10::DataPtr& ptr = impl.data_ptr();
-  TORCH_TPU_CHECK(E204, ptr.get_deleter() == &Storage::destroy,
+  if (ptr.get_deleter() == &Storage::destroy) return *static_cast<Storage*>(ptr.get_context());
+  Storage* const found = find(ptr.get());
+  TORCH_TPU_CHECK(E204, found != nullptr,
                   "this storage was not made by the device \"tpu\", or has no data.",
                   Fix("create tensors with device=\"tpu\" or .to(\"tpu\")."));
-  return *static_cast<Storage*>(ptr.get_context());
+  return *found;
 }
 
 Storage::Storage(DeviceState& device, size_t bytes)
-    : device(device), address_(take_address(bytes)), capacity_(bytes) {}
+    : device(device), address_(take_address(bytes)), capacity_(bytes) {
+  remember(address_, this);
+}
 
-Storage::~Storage() { return_address(address_, capacity_); }
+Storage::~Storage() {
+  forget(address_);
+  return_address(address_, capacity_);
+}
 
 void Storage::destroy(void* context) { delete static_cast<Storage*>(context); }
 
@@ -99,9 +145,11 @@ BufferRef Storage::take_if_unshared() {
 void* Storage::resize(size_t bytes) {
   if (bytes > capacity_) {
     void* fresh = take_address(bytes);
+    forget(address_);
     return_address(address_, capacity_);
     address_ = fresh;
     capacity_ = bytes;
+    remember(address_, this);
   }
   return bytes == 0 ? nullptr : address_;
 }

@@ -90,9 +90,7 @@ def hardtanh(cx: LowerContext, self: Value, min_val: Operand = -1, max_val: Oper
 
 
 @lowers(aten.hardtanh_backward.default)
-def hardtanh_backward(
-    cx: LowerContext, grad_output: Value, self: Value, min_val: Operand, max_val: Operand
-) -> Value:
+def hardtanh_backward(cx: LowerContext, grad_output: Value, self: Value, min_val: Operand, max_val: Operand) -> Value:
     x = expr(cx, self)
     outside = (x <= expr(cx, min_val)) | (x >= expr(cx, max_val))
     return cx.result(where(outside, 0, expr(cx, grad_output)).v)
@@ -156,9 +154,7 @@ def _elu(cx: LowerContext, self: Value, alpha: Expr, scale: Expr | None, input_s
 
 
 @lowers(aten.elu.default, scalars={"scale": (1,), "input_scale": (1,)})
-def elu(
-    cx: LowerContext, self: Value, alpha: Operand = 1, scale: Operand = 1, input_scale: Operand = 1
-) -> Value:
+def elu(cx: LowerContext, self: Value, alpha: Operand = 1, scale: Operand = 1, input_scale: Operand = 1) -> Value:
     factors = [expr(cx, f) if isinstance(f, Value) or f != 1 else None for f in (scale, input_scale)]
     return _elu(cx, self, expr(cx, alpha), *factors)
 
@@ -232,9 +228,7 @@ def softplus(cx: LowerContext, self: Value, beta: Operand = 1, threshold: Operan
 
 
 @lowers(aten.softplus_backward.default, scalars={"beta": (1,)})
-def softplus_backward(
-    cx: LowerContext, grad_output: Value, self: Value, beta: Operand, threshold: Operand
-) -> Value:
+def softplus_backward(cx: LowerContext, grad_output: Value, self: Value, beta: Operand, threshold: Operand) -> Value:
     grad, x = expr(cx, grad_output), expr(cx, self)
     z = x if not isinstance(beta, Value) and beta == 1 else x * expr(cx, beta)
     return cx.result(where(z > expr(cx, threshold), grad, grad * z.sigmoid()).v)

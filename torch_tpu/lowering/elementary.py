@@ -31,10 +31,14 @@ def _complex_sqrt(z: Expr) -> Expr:
     return complex_of(where(left, other, root), where(y.sign_bit(), -im, im))
 
 
+def square_root(x: Expr) -> Expr:
+    """Principal root of a real or complex value."""
+    return _complex_sqrt(x) if x.dtype.is_complex else x.sqrt()
+
+
 @lowers(aten.sqrt.default)
 def sqrt(cx: LowerContext, self: Value) -> Value:
-    x = expr(cx, self)
-    return cx.result((_complex_sqrt(x) if x.dtype.is_complex else x.sqrt()).v)
+    return cx.result(square_root(expr(cx, self)).v)
 
 
 @lowers(aten.rsqrt.default)
@@ -94,10 +98,7 @@ def logaddexp(cx: LowerContext, self: Value, other: Value) -> Value:
             return cx.result(_complex_log_add_exp(x, y).v)
         return cx.result((_complex_log_add_exp(x * LN2, y * LN2) / LN2).v)
     gap = -(x - y).abs()
-    if base2:
-        rest = (gap * LN2).exp().log1p() / LN2
-    else:
-        rest = gap.exp().log1p()
+    rest = (gap * LN2).exp().log1p() / LN2 if base2 else gap.exp().log1p()
     same = x.eq(y) & ~x.is_finite()  # the gap of two infinities is NaN
     return cx.result(where(same, x, x.max(y) + rest).v)
 

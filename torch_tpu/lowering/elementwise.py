@@ -6,10 +6,13 @@ end (``cx.result``). What only moves values (select, fill, copy) works in the re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from torch_tpu.ir.builder import Number, Value
 from torch_tpu.ir.types import UNSIGNED
+from torch_tpu.lowering.elementary import square_root
 from torch_tpu.lowering.expr import Expr, complex_of, expr, where
 from torch_tpu.lowering.promote import Operand, operand, promoted
 from torch_tpu.lowering.registry import LowerContext, Rule, lowers, register
@@ -259,31 +262,41 @@ def _int_power(base: Expr, exponent: Expr) -> Expr:
     return where(exponent < 0, inverse, total)
 
 
+def _power(base: Expr, exponent: Expr) -> Expr:
+    exact = base.dtype.is_floating_point or base.dtype.is_complex
+    return base.pow(exponent) if exact else _int_power(base, exponent)
+
+
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(cx: LowerContext, self: Operand, exponent: Value) -> Value:
-    x, y = expr(cx, self), expr(cx, exponent)
-    exact = x.dtype.is_floating_point or x.dtype.is_complex
-    return cx.result((x.pow(y) if exact else _int_power(x, y)).v)
+    return cx.result(_power(expr(cx, self), expr(cx, exponent)).v)
 
 
 def _static_power(x: Expr, exponent: Number) -> Expr | None:
     """Powers that need no transcendental function."""
-    square = x * x
-    table = {0: lambda: x.const(1), 1: lambda: x, 2: lambda: square, 3: lambda: square * x, 4: lambda: square * square}
+    table: dict[Number, Callable[[], Expr]] = {
+        0: lambda: x.const(1),
+        1: lambda: x,
+        2: lambda: x * x,
+        3: lambda: x * x * x,
+        4: lambda: (x * x) * (x * x),
+    }
     if x.dtype.is_floating_point or x.dtype.is_complex:
-        table |= {0.5: x.sqrt, -0.5: x.rsqrt, -1: lambda: 1 / x, -2: lambda: 1 / square}
-    found = table.get(exponent)  # type: ignore[call-overload]
+        table |= {
+            0.5: lambda: square_root(x),
+            -0.5: lambda: x.rsqrt() if x.dtype.is_floating_point else 1 / square_root(x),
+            -1: lambda: 1 / x,
+            -2: lambda: 1 / (x * x),
+        }
+    found = table.get(exponent)
     return found() if found else None
 
 
 @lowers(aten.pow.Tensor_Scalar, scalars={"exponent": (0, 1, 2, 3, 4, 0.5, -0.5, -1, -2)})
 def pow_scalar(cx: LowerContext, self: Value, exponent: Operand) -> Value:
     x = expr(cx, self)
-    if not isinstance(exponent, Value):
-        static = _static_power(x, exponent)
-        if static is not None:
-            return cx.result(static.v)
-    return pow_tensor(cx, self, exponent)
+    static = None if isinstance(exponent, Value) else _static_power(x, exponent)
+    return cx.result((_power(x, expr(cx, exponent)) if static is None else static).v)
 
 
 # ---- shifts

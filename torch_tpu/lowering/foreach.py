@@ -6,7 +6,7 @@ The lists of one call are one program, so XLA fuses each tensor's step into one 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,9 +124,7 @@ def foreach_lerp(cx: LowerContext, self: Values, tensors1: Values, weights: Valu
 
 
 @lowers(aten._foreach_lerp.Scalar, aten._foreach_lerp.ScalarList)
-def foreach_lerp_scalar(
-    cx: LowerContext, self: Values, tensors1: Values, weight: Operand | list[Operand]
-) -> Values:
+def foreach_lerp_scalar(cx: LowerContext, self: Values, tensors1: Values, weight: Operand | list[Operand]) -> Values:
     return each(cx, aten.lerp.Scalar, self, tensors1, weight)
 
 
@@ -137,9 +135,7 @@ def _elements(cx: LowerContext, scalars: Value) -> Values:
 
 
 @lowers(aten._foreach_addcmul.Scalar, scalars={"value": (1,)})
-def foreach_addcmul(
-    cx: LowerContext, self: Values, tensor1: Values, tensor2: Values, value: Operand = 1
-) -> Values:
+def foreach_addcmul(cx: LowerContext, self: Values, tensor1: Values, tensor2: Values, value: Operand = 1) -> Values:
     return each(cx, aten.addcmul.default, self, tensor1, tensor2, value)
 
 
@@ -152,9 +148,7 @@ def foreach_addcmul_list(
 
 
 @lowers(aten._foreach_addcdiv.Scalar, scalars={"value": (1,)})
-def foreach_addcdiv(
-    cx: LowerContext, self: Values, tensor1: Values, tensor2: Values, value: Operand = 1
-) -> Values:
+def foreach_addcdiv(cx: LowerContext, self: Values, tensor1: Values, tensor2: Values, value: Operand = 1) -> Values:
     return each(cx, aten.addcdiv.default, self, tensor1, tensor2, value)
 
 
@@ -214,17 +208,19 @@ def _norm(x: Expr, p: float) -> Expr:
     return total.sqrt() if p == 2 else total.pow(1 / p)
 
 
+def _sums(cx: LowerContext, xs: Values, power: float, function: Callable[[Expr, float], Expr]) -> Values:
+    pairs = zip(_contexts(cx), xs, strict=True)
+    return [one.result(function(_magnitudes(cx, x, one.out.dtype), power).v) for one, x in pairs]
+
+
 @lowers(aten._foreach_norm.Scalar, scalars={"ord": KEYED})
 def foreach_norm(cx: LowerContext, self: Values, ord: float = 2, dtype: torch.dtype | None = None) -> Values:
-    return [one.result(_norm(_magnitudes(cx, x, one.out.dtype), ord).v) for one, x in zip(_contexts(cx), self, strict=True)]
+    return _sums(cx, self, ord, _norm)
 
 
 @lowers(aten._foreach_powsum.Scalar, scalars={"ord": KEYED})
 def foreach_powsum(cx: LowerContext, self: Values, ord: float = 2, dtype: torch.dtype | None = None) -> Values:
-    return [
-        one.result(_power_sum(_magnitudes(cx, x, one.out.dtype), ord).v)
-        for one, x in zip(_contexts(cx), self, strict=True)
-    ]
+    return _sums(cx, self, ord, _power_sum)
 
 
 @lowers(aten._foreach_max.default)

@@ -1,5 +1,5 @@
-"""Triangular solves, Cholesky, QR and Hermitian eigenvectors, on what XLA itself expands: cholesky, triangular_solve,
-and the custom calls Qr, ProductOfElementaryHouseholderReflectors and Eigh.
+"""Triangular solves, Cholesky and QR, on what XLA itself expands: cholesky, triangular_solve, and the custom calls Qr
+and ProductOfElementaryHouseholderReflectors.
 
 Shapes: every rule flattens its batch dims to one (B, m, n) and restores them at the end. Products here are always of
 the highest precision.
@@ -258,68 +258,3 @@ def ormqr(
     q = adjoint(cx, q) if transpose else q
     other = flat(cx, input3)
     return unflat(cx, dot(cx, q, other) if left else dot(cx, other, q))
-
-
-# ---- Hermitian eigenvectors
-
-_EIGH_CONFIG = "1,1,100,0"  # lower triangle, ascending, at most 100 sweeps, no tolerance
-
-
-def _refined(cx: LowerContext, a: Value, v: Value) -> tuple[Value, Value]:
-    """One step of Ogita and Aishima: XLA's Jacobi stops near the root of the precision, this squares the error.
-
-    Returns eigenvalues (B, n), real, and eigenvectors.
-    """
-    b = cx.b
-    real = real_dtype(a.dtype)
-    vh = adjoint(cx, v)
-    overlap = b.sub(eye(cx, v.shape, v.dtype), dot(cx, vh, v))
-    in_basis = dot(cx, vh, dot(cx, a, v))
-    diag, loss = (diagonal(cx, x) for x in (in_basis, overlap))
-    if a.dtype.is_complex:
-        diag, loss = b.real(diag), b.real(loss)
-    values = b.div(diag, b.sub(b.constant(1, real, loss.shape), loss))
-    rows = b.broadcast_in_dim(values, v.shape, [0, 1])
-    columns = b.broadcast_in_dim(values, v.shape, [0, 2])
-    gap = b.sub(columns, rows)
-    off = keep(cx, in_basis, "NE")
-    size = b.reduce_op("maximum", magnitude(cx, values), 0, [1])
-    slack = b.add(_largest(cx, off), b.mul(size, _largest(cx, overlap)))
-    close = b.compare(
-        "LE", magnitude(cx, gap), b.broadcast_in_dim(b.mul(slack, b.constant(2, real, slack.shape)), gap.shape, [0])
-    )
-    safe_gap = b.convert(b.select(close, b.constant(1, real, gap.shape), gap), a.dtype)
-    far = b.div(b.add(in_basis, b.mul(b.convert(columns, a.dtype), overlap)), safe_gap)
-    half = b.mul(overlap, b.constant(0.5, a.dtype, overlap.shape))
-    step = b.select(close, half, far)
-    return values, b.add(v, dot(cx, v, step))
-
-
-def _largest(cx: LowerContext, x: Value) -> Value:
-    """(B,): Frobenius norm of each matrix."""
-    b = cx.b
-    size = magnitude(cx, x)
-    return b.unary("sqrt", b.reduce_op("add", b.mul(size, size), 0, [1, 2]))
-
-
-def hermitian_eigenvectors(cx: LowerContext, a: Value) -> tuple[Value, Value]:
-    """Ascending eigenvalues (B, n), real, and eigenvectors (B, n, n) of a Hermitian ``a``."""
-    values = TensorType(a.shape[:2], real_dtype(a.dtype))
-    v, w = cx.b.custom_call("Eigh", [a], [a.type, values], _EIGH_CONFIG)
-    return (w, v) if a.shape[1] == 1 else _refined(cx, a, v)
-
-
-@lowers(aten._linalg_eigh.default)
-def linalg_eigh(cx: LowerContext, A: Value, UPLO: str = "L", compute_v: bool = True) -> tuple[Value, ...]:
-    a = flat(cx, A)
-    if not a.type.numel:
-        return nothing(cx), nothing(cx, 1)
-    if UPLO.upper() == "U":
-        a = adjoint(cx, a)
-    # From the lower triangle alone, with a real diagonal.
-    strict = keep(cx, a, "GT")
-    diag = keep(cx, a, "EQ")
-    if a.dtype.is_complex:
-        diag = cx.b.convert(cx.b.real(diag), a.dtype)
-    w, v = hermitian_eigenvectors(cx, cx.b.add(cx.b.add(strict, diag), adjoint(cx, strict)))
-    return unflat(cx, w), unflat(cx, v, 1) if compute_v else nothing(cx, 1)

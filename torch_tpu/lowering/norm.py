@@ -15,7 +15,7 @@ import torch
 from torch_tpu.ir.builder import Value
 from torch_tpu.ir.types import compute_dtype
 from torch_tpu.lowering.promote import Operand, norm_dims, scalar
-from torch_tpu.lowering.reduce import count, divided, finish, moments, reduce_max, reduce_sum, spread
+from torch_tpu.lowering.reduce import count, divided, finish, moments, reduce_max, reduce_sum, reduce_sums, spread
 from torch_tpu.lowering.registry import RULES, LowerContext, RuleEntry, lowers
 
 aten = torch.ops.aten
@@ -111,12 +111,26 @@ def _affine(cx: LowerContext, x: Value, weight: Value | None, bias: Value | None
     return x if bias is None else cx.b.add(x, bias)
 
 
-def _input_grad(cx: LowerContext, g: Value, xhat: Value, rstd: Value, dims: Sequence[int]) -> Value:
-    """Gradient through ``xhat = (x - mean) * rstd``, both statistics of ``x`` over ``dims``."""
+def _centered(cx: LowerContext, x: Value, mean: Value, dims: Sequence[int]) -> Value:
+    return cx.b.sub(x, spread(cx, mean, x, dims))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Over the normalised dims: of the gradient ``g`` that reaches the normalised value, and of ``g * (x - mean)``."""
+
+    g: Value
+    gd: Value
+
+
+def _input_grad(
+    cx: LowerContext, g: Value, d: Value, sums: _Sums, rstd: Value, dims: Sequence[int]
+) -> Value:
+    """Gradient to x through ``d * rstd``, where ``d = x - mean`` and both statistics are of x over ``dims``."""
     b, n = cx.b, count(g.shape, dims)
-    mean_g = divided(cx, reduce_sum(cx, g, dims), n)
-    mean_gx = divided(cx, reduce_sum(cx, b.mul(g, xhat), dims), n)
-    inner = b.sub(b.sub(g, spread(cx, mean_g, g, dims)), b.mul(xhat, spread(cx, mean_gx, g, dims)))
+    slope = b.mul(b.mul(rstd, rstd), divided(cx, sums.gd, n))
+    inner = b.sub(g, spread(cx, divided(cx, sums.g, n), g, dims))
+    inner = b.sub(inner, b.mul(d, spread(cx, slope, g, dims)))
     return b.mul(inner, spread(cx, rstd, g, dims))
 
 
@@ -158,12 +172,14 @@ def layer_norm_backward(
     x = _wide(cx, input)
     g = b.convert(grad_out, x.dtype)
     mean, rstd = (b.convert(b.reshape(s, input.shape[:lead]), x.dtype) for s in (mean, rstd))
-    xhat = _normalized(cx, x, mean, rstd, inner)
+    d = _centered(cx, x, mean, inner)
     dx = dw = db = None
     if output_mask[0]:
         scaled = _affine(cx, g, _param(cx, weight, x, inner), None)
-        dx = b.convert(_input_grad(cx, scaled, xhat, rstd, inner), input.dtype)
+        sums = _Sums(*reduce_sums(cx, [scaled, b.mul(scaled, d)], inner))
+        dx = b.convert(_input_grad(cx, scaled, d, sums, rstd, inner), input.dtype)
     if output_mask[1] and weight is not None:
+        xhat = b.mul(d, spread(cx, rstd, x, inner))
         dw = b.convert(reduce_sum(cx, b.mul(g, xhat), outer), weight.dtype)
     if output_mask[2] and bias is not None:
         db = b.convert(reduce_sum(cx, g, outer), bias.dtype)
@@ -218,19 +234,22 @@ def group_norm_backward(
     b = cx.b
     x = _grouped(cx, _wide(cx, input), (N, C, HxW), group)
     g = b.reshape(b.convert(grad_out, x.dtype), x.shape)
-    dims, outer = list(range(2, x.rank)), [0, *range(3, x.rank)]
+    dims, space = list(range(2, x.rank)), list(range(3, x.rank))
     mean, rstd = (b.convert(b.reshape(s, (N, group)), x.dtype) for s in (mean, rstd))
-    xhat = _normalized(cx, x, mean, rstd, dims)
+    d = _centered(cx, x, mean, dims)
+    of_channel = _Sums(*reduce_sums(cx, [g, b.mul(g, d)], space))  # [N, group, C / group]
     param_dtype = input.dtype if weight is None else weight.dtype
     dx = dw = db = None
     if output_mask[0]:
         w = None if weight is None else b.reshape(weight, x.shape[1:3])
-        scaled = _affine(cx, g, _param(cx, w, x, [1, 2]), None)
-        dx = b.reshape(b.convert(_input_grad(cx, scaled, xhat, rstd, dims), input.dtype), input.shape)
+        scaled = [_affine(cx, v, _param(cx, w, v, [1, 2]), None) for v in (g, of_channel.g, of_channel.gd)]
+        sums = _Sums(*(reduce_sum(cx, v, [2]) for v in scaled[1:]))
+        dx = b.reshape(b.convert(_input_grad(cx, scaled[0], d, sums, rstd, dims), input.dtype), input.shape)
     if output_mask[1]:
-        dw = b.convert(b.reshape(reduce_sum(cx, b.mul(g, xhat), outer), (C,)), param_dtype)
+        by_sample = b.mul(of_channel.gd, spread(cx, rstd, of_channel.gd, [2]))
+        dw = b.convert(b.reshape(reduce_sum(cx, by_sample, [0]), (C,)), param_dtype)
     if output_mask[2]:
-        db = b.convert(b.reshape(reduce_sum(cx, g, outer), (C,)), param_dtype)
+        db = b.convert(b.reshape(reduce_sum(cx, of_channel.g, [0]), (C,)), param_dtype)
     return dx, dw, db
 
 
@@ -441,17 +460,18 @@ def _batch_norm_grads(
     dims = [d for d in range(x.rank) if d != 1]
     g = b.convert(grad_out, x.dtype)
     mean, rstd = (b.convert(s, x.dtype) for s in stats)
-    xhat = _normalized(cx, x, mean, rstd, dims)
+    d = _centered(cx, x, mean, dims)
+    sums = _Sums(*reduce_sums(cx, [g, b.mul(g, d)], dims))
     param_dtype = input.dtype if weight is None else weight.dtype
     dx = dw = db = None
     if output_mask[0]:
-        scaled = _affine(cx, g, _param(cx, weight, x, [1]), None)
-        grad = _input_grad(cx, scaled, xhat, rstd, dims) if train else b.mul(scaled, spread(cx, rstd, x, dims))
-        dx = b.convert(grad, input.dtype)
+        # The weight is one factor a channel, so that the sums serve all three gradients.
+        grad = _input_grad(cx, g, d, sums, rstd, dims) if train else b.mul(g, spread(cx, rstd, x, dims))
+        dx = b.convert(_affine(cx, grad, _param(cx, weight, x, [1]), None), input.dtype)
     if output_mask[1]:
-        dw = b.convert(reduce_sum(cx, b.mul(g, xhat), dims), param_dtype)
+        dw = b.convert(b.mul(sums.gd, rstd), param_dtype)
     if output_mask[2]:
-        db = b.convert(reduce_sum(cx, g, dims), param_dtype)
+        db = b.convert(sums.g, param_dtype)
     return dx, dw, db
 
 

@@ -99,7 +99,7 @@ def scaled_mm_v2(
     swizzle_b: Sequence[int],
     bias: Value | None,
     out_dtype: torch.dtype | None,
-    contraction_dim: Sequence[int] = [],  # noqa: B006
+    contraction_dim: Sequence[int] = [],
     use_fast_accum: bool = False,
 ) -> Value:
     if any(list(recipe) not in ([0], [1]) for recipe in (recipe_a, recipe_b)):  # of the tensor, of rows

@@ -35,6 +35,24 @@ def reduce_sum(cx: LowerContext, x: Value, dims: Sequence[int]) -> Value:
     return cx.b.reduce_op("or" if x.dtype == torch.bool else "add", x, 0, dims) if dims else x
 
 
+# A longer line is summed by plain reductions, which XLA splits into a tree; a joint one adds one after the other.
+_JOINT_SUM = 8192
+
+
+def reduce_sums(cx: LowerContext, xs: Sequence[Value], dims: Sequence[int]) -> list[Value]:
+    """Sums of several values of one shape over the same dims.
+
+    Together over the last dim: the CPU plugin then computes the terms inside the loop (3 to 5 times faster) where a
+    plain sum reads them from memory. Not over other dims, where a joint sum would walk columns.
+    """
+    b, last = cx.b, xs[0].rank - 1
+    if len(xs) > 1 and last in dims and 1 < xs[0].shape[last] <= _JOINT_SUM:
+        zeros = [b.constant(0, x.dtype) for x in xs]
+        xs = b.reduce(xs, zeros, [last], lambda ls, rs: [b.add(x, y) for x, y in zip(ls, rs, strict=True)])
+        dims = [d for d in dims if d != last]
+    return [reduce_sum(cx, x, dims) for x in xs]
+
+
 def lowest(dtype: torch.dtype) -> Number:
     """The identity of maximum."""
     if dtype.is_floating_point:

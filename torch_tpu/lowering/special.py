@@ -12,8 +12,8 @@ import torch
 
 from torch_tpu.ir.builder import Value
 from torch_tpu.lowering import coefficients as table
-from torch_tpu.lowering.expr import Expr, expr, polynomial, where
 from torch_tpu.lowering.elementary import sine
+from torch_tpu.lowering.expr import Expr, expr, polynomial, where
 from torch_tpu.lowering.promote import Operand
 from torch_tpu.lowering.registry import LowerContext, Rule, lowers, register
 

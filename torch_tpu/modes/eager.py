@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.errors import LoweringMissing
+import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
 from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
-import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
 from torch_tpu.lowering import decompose, views
 from torch_tpu.lowering.driver import lower_graph, lower_node
 from torch_tpu.lowering.registry import RULES, Dynamic, GlobalState, RngOperands, RuleEntry
@@ -244,7 +243,7 @@ def _fresh_plan(call: Any, op: OpOverload, form: Form) -> Plan:
     try:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             return _lower(call, form)
-    except LoweringMissing:
+    except NotImplementedError:  # LoweringMissing, or an op without a meta kernel: the next rung
         return Plan(rung=_lower_rung(op))
 
 

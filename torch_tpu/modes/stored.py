@@ -1,8 +1,8 @@
 """Plans and programs on disk: what makes a warm start neither lower nor compile.
 
-Two entries a program. The plan, under a digest of the call and of everything that lowering reads; it holds the StableHLO
-text. The executable, under a digest of that text and of everything that compiling reads: after an edit of a rule, only
-programs whose text changed are compiled again.
+Two entries a program. The plan, under a digest of the call and of everything that lowering reads; it holds the
+StableHLO text. The executable, under a digest of that text and of everything that compiling reads: after an edit of a
+rule, only programs whose text changed are compiled again.
 
     call ──digest──► plan entry ──digest of its text──► executable entry ──► Plan.serialized
              └─miss: lower, keep the plan                    └─miss: C++ compiles, calls back, keep the executable
@@ -170,11 +170,29 @@ def _dump(stablehlo: str) -> None:
     path.write_text(stablehlo, encoding="utf-8")
 
 
+@functools.cache
+def _show_log() -> None:
+    log.setLevel(logging.INFO)
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+
+
+def _signature(stablehlo: str) -> str:
+    """Parameters and results of a module, as ``(f32[8,16]) -> (f32[])``."""
+    main = next(line for line in stablehlo.splitlines() if "@main" in line)
+
+    def types(part: str) -> str:
+        found = (t.rpartition("x") for t in re.findall(r"tensor<(.*?)>[,:){ ]", part))
+        return "(" + ", ".join(f"{dtype}[{dims.replace('x', ',')}]" for dims, _, dtype in found) + ")"
+
+    args, _, results = main.partition(") -> ")
+    return f"{types(args + ')')} -> {types(results)}"
+
+
 def compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:
     """C++ compiled a program of ``op``: log it and keep it."""
     if config.DEBUG.value >= 1:
-        signature = re.search(r"@main\((.*?)\) -> \((.*?)\) \{$", stablehlo, re.MULTILINE)
-        args, results = (re.findall(r"tensor<([^>]*)>", part) for part in signature.groups()) if signature else ([], [])
-        log.info("compiled %s (%s) -> (%s) in %.1f ms", op, ", ".join(args), ", ".join(results), duration_ms)
+        _show_log()
+        log.info("compiled %s %s in %.1f ms", op, _signature(stablehlo), duration_ms)
     if store_key:
         disk_cache.store(store_key, executable)

@@ -1,6 +1,6 @@
 """Compiled programs on disk, shared by all processes of a user. Bytes by name: knows neither plans nor ops.
 
-Entry: a file of its own, ``<folder>/ab/abcdef….plan`` or ``….exe``. Content: magic, SHA-256 of name and payload, payload.
+Entry: a file of its own, ``<folder>/ab/abcdef….plan`` or ``….exe``: magic, SHA-256 of name and payload, payload.
 Key: a digest that the caller makes of all that the payload depends on; ``build_fingerprint`` is the part of it that
 belongs to the machine and the compiler. Limit: TORCH_TPU_CACHE_BYTES, the least recently used go first (a read touches
 the file). Nothing invalidates an entry. What cannot be read, is damaged or belongs to another user is a miss, and what
@@ -11,6 +11,7 @@ Thread- and process-safe without locks: entries appear whole (rename) and never 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -41,11 +42,11 @@ class Counts:
     misses: int = 0
     stores: int = 0
     evictions: int = 0
+    # Not the same for all: of many short processes, some must look at the size.
+    stores_until_check: int = 1 + os.getpid() % _CHECK_EVERY
 
 
 counts = Counts()
-# Not 0: of many short processes, some must look at the size.
-_stores_until_check = 1 + os.getpid() % _CHECK_EVERY
 
 
 def enabled() -> bool:
@@ -125,16 +126,13 @@ def _read(name: str) -> bytes | None:
     payload = data[start:]
     if not data.startswith(_MAGIC) or data[len(_MAGIC) : start] != _checksum(name, payload):
         return None
-    try:
+    with contextlib.suppress(OSError):  # evicted meanwhile, or not ours to touch
         os.utime(_path(name))
-    except OSError:  # evicted meanwhile, or not ours to touch
-        pass
     return payload
 
 
 def store(name: str, payload: bytes) -> None:
     """Keep ``payload`` as entry ``name``; one that is there is replaced. Raises nothing."""
-    global _stores_until_check
     data = _MAGIC + _checksum(name, payload) + payload
     if len(data) > config.CACHE_BYTES.value:
         return
@@ -144,9 +142,9 @@ def store(name: str, payload: bytes) -> None:
         _complain(str(e))
         return
     counts.stores += 1
-    _stores_until_check -= 1
-    if _stores_until_check <= 0:
-        _stores_until_check = _CHECK_EVERY
+    counts.stores_until_check -= 1
+    if counts.stores_until_check <= 0:
+        counts.stores_until_check = _CHECK_EVERY
         evict()
 
 
