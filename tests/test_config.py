@@ -76,8 +76,8 @@ def test_value(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: obj
     ("name", "text", "wanted"),
     [
         ("TORCH_TPU_PLUGIN", "gpu", "auto, cpu, tpu, cuda, none or the path"),
-        ("TORCH_TPU_CPU_DEVICES", "0", "at least 1"),
-        ("TORCH_TPU_CPU_DEVICES", "two", "at least 1"),
+        ("TORCH_TPU_CPU_DEVICES", "0", "from 1 to 64"),
+        ("TORCH_TPU_CPU_DEVICES", "two", "from 1 to 64"),
         ("TORCH_TPU_CPU_FALLBACK", "1", "warn, error or silent"),
         ("TORCH_TPU_DEBUG", "6", "from 0 to 5"),
         ("TORCH_TPU_DEBUG", "-1", "from 0 to 5"),

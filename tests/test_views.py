@@ -63,7 +63,7 @@ def slice_(draw, x):
     (d,) = dims_of(draw, x, 1)
     lo = draw(st.integers(0, x.size(d) - 1))
     hi, step = draw(st.integers(lo, x.size(d))), draw(st.integers(1, 3))
-    index = (slice(None),) * d + (slice(lo, hi, step),)
+    index = (*[slice(None)] * d, slice(lo, hi, step))
     return Step(f"[{index}]", lambda t: t[index])
 
 
@@ -173,6 +173,8 @@ def apply(base: torch.Tensor, steps: list[Step]) -> torch.Tensor:
 def repeats(x: torch.Tensor) -> bool:
     """Two elements share memory."""
     last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    if x.numel() == 0:
+        return False
     where = torch.arange(last + 1).as_strided(x.shape, x.stride(), 0)
     return where.unique().numel() != where.numel()
 
@@ -291,7 +293,7 @@ def add_(v):
 
 def copy_transposed_(v):
     value = torch.arange(v.numel(), dtype=v.dtype).reshape(v.shape[::-1])
-    v.copy_(value.permute(*reversed(range(v.dim()))).to(v.device))
+    v.copy_(value.permute([*reversed(range(v.dim()))]).to(v.device))
 
 
 def add_out(v):

@@ -1,7 +1,8 @@
 """Registers the device ``"tpu"`` with PyTorch. Runs at the end of ``import torch`` (entry point ``torch.backends``).
 
 Quick, and touches no hardware: the plugin is loaded at first use of the device. Neither sympy nor dynamo is imported.
-Never raises: what is wrong becomes one warning, and torch stays usable.
+Never raises: what is wrong becomes one warning, and torch stays usable. A device that was asked for and cannot be had is
+registered all the same, so that its first use says why; one that was turned off, or that nobody asked for, is not.
 """
 
 from __future__ import annotations
@@ -41,17 +42,35 @@ def _plugin() -> Any:
     return plugins.choose()
 
 
-def _register() -> None:
+def _expected_devices() -> int:
+    try:
+        return int(_plugin().devices)
+    except (RuntimeError, ValueError):
+        return 0  # the first use of the device says why
+
+
+def _first_use() -> Any:
+    """The plugin to load. Settings are read here and not at import, see config.py; a wrong one raises here."""
     from torch_tpu import config
     from torch_tpu.runtime import extension
 
-    if _plugin().kind == "none":
-        return
-    for name, near in config.unknown().items():
-        hint = f", did you mean {near}?" if near else ""
-        warnings.warn(f"torch_tpu: {name} is not a setting{hint}", RuntimeWarning, stacklevel=3)
+    extension.set_max_programs(config.MAX_PROGRAMS.value)
+    extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
+    return _plugin()
+
+
+def _register() -> None:
+    from torch_tpu import config, patches
+    from torch_tpu.runtime import extension
+
+    config.unknown()
+    try:
+        if _plugin().kind == "none":
+            return
+    except (RuntimeError, ValueError) as e:
+        warnings.warn(f'torch_tpu: the device "tpu" cannot be used: {e}', RuntimeWarning, stacklevel=3)
     backend_registration.rename_privateuse1_backend("tpu")
-    extension.install_runtime(_plugin, lambda: _plugin().devices)
+    extension.install_runtime(_first_use, _expected_devices)
     extension.install_lowering(_describe, _lower, _lower_reshape, _compiled)
     extension.register_kernels()
     from torch_tpu.runtime import device
@@ -59,8 +78,9 @@ def _register() -> None:
     torch._register_device_module("tpu", device)
     backend_registration.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     torch.set_autocast_dtype("tpu", torch.bfloat16)
-    extension.set_max_programs(config.MAX_PROGRAMS.value)
-    extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
+    for patch in patches.PATCHES:
+        if patch.applies():
+            patch.apply()
 
 
 # The lowering library is imported at the first miss: `import torch` does not pay for it.

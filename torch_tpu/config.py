@@ -199,8 +199,8 @@ CPU_DEVICES: Setting[int] = Setting(
     name="TORCH_TPU_CPU_DEVICES",
     default=lambda: 1,
     shown_default="1",
-    parse=integer(1),
-    help="How many devices the cpu plugin shows.",
+    parse=integer(1, 64),
+    help="How many devices the cpu plugin shows, 1 to 64.",
 )
 CPU_FALLBACK: Setting[str] = Setting(
     name="TORCH_TPU_CPU_FALLBACK",

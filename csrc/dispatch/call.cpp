@@ -39,6 +39,7 @@ Call::Call(OpRecord& record, torch::jit::Stack& stack) : record(record), stack(s
   key.words.push_back(global_state_word());
   for (size_t i = 0; i < record.args.size(); ++i) add_value(i);
   if (record.writes) check_overlaps();
+  in_turn = record.foreach && record.writes && steps_overlap();
 }
 
 void Call::find_device() {
@@ -242,11 +243,31 @@ void Call::add_plan(const at::Tensor& t, TensorArg& ta, Slot& slot, uint64_t hea
 void Call::check_overlaps() const {
   for (const TensorArg& w : tensors) {
     if (!w.written) continue;
-    at::assert_no_internal_overlap(*w.tensor);
+    if (!record.fills) at::assert_no_internal_overlap(*w.tensor);
+    if (record.foreach || slots.size() == tensors.size()) continue;
     for (const TensorArg& r : tensors) {
       if (r.slot == w.slot && r.tensor != w.tensor && !r.written) at::assert_no_partial_overlap(*w.tensor, *r.tensor);
     }
   }
+}
+
+bool Call::steps_overlap() const {
+  if (slots.size() == tensors.size()) return false;
+  c10::SmallVector<int, 16> steps;  // position in its list of each tensor
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    steps.push_back(i > 0 && tensors[i].arg == tensors[i - 1].arg ? steps.back() + 1 : 0);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorArg& w = tensors[i];
+    for (size_t j = 0; w.written && j < tensors.size(); ++j) {
+      const TensorArg& other = tensors[j];
+      if (i == j || other.slot != w.slot) continue;
+      const auto status = at::get_overlap_status(*w.tensor, *other.tensor);
+      const bool same = steps[i] == steps[j] && status == at::MemOverlapStatus::Full;
+      if (status != at::MemOverlapStatus::No && !same) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace torch_tpu

@@ -51,6 +51,7 @@ class Call {
   c10::SmallVector<ViewPlan, 2> plans;
   c10::SmallVector<Operand, 8> operands;
   ProgramKey key;
+  bool in_turn = false;  // foreach: a tensor is written that another step reads or writes, so they run one by one
 
   const c10::IValue& arg(size_t i) const { return (stack.end() - static_cast<std::ptrdiff_t>(record.args.size()))[static_cast<std::ptrdiff_t>(i)]; }
   c10::IValue& arg(size_t i) { return (stack.end() - static_cast<std::ptrdiff_t>(record.args.size()))[static_cast<std::ptrdiff_t>(i)]; }
@@ -65,6 +66,7 @@ class Call {
   int slot_of(const at::Tensor& tensor);
   void add_plan(const at::Tensor& tensor, TensorArg& arg, Slot& slot, uint64_t head, bool fresh);
   void check_overlaps() const;
+  bool steps_overlap() const;
 };
 
 // A word with everything global that a lowering rule may read; decoded by torch_tpu/modes/eager.py.

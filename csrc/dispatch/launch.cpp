@@ -55,7 +55,7 @@ class Arguments {
     return true;
   }
 
-  // The donated buffers are gone, and the storages wait for their new ones.
+  // The storages have their new buffers, and the donated ones are gone.
   void consumed() { taken_.clear(); }
   // The launch failed after donation: what was in the storages is lost.
   void poison(const FailurePtr& why) {
@@ -120,8 +120,8 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
                      call.record.name.c_str());
   } catch (const pjrt::Error& e) {
     auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[", call.record.name, "] ", e.what())});
-    args.poison(failure);
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) {
+      args.poison(failure);
       device.memory.ooms.fetch_add(1);
       throw_failure(*failure);
     }
@@ -133,7 +133,8 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
   for (size_t i = 0; i < raw.size(); ++i) {
     const OutputSpec& o = spec.outputs[i];
     TORCH_INTERNAL_ASSERT(raw[i] != nullptr, call.record.name, ": the program has fewer results than its plan");
-    outs.push_back(c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(api, raw[i]), o.dtype, o.dims));
+    outs.push_back(c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(api, raw[i]), o.dtype, o.dims,
+                                                     call.record.name.c_str()));
   }
   return outs;
 }
@@ -201,7 +202,7 @@ bool launch(Call& call, const Program& program) {
       const int slot = spec.outputs[i].slot;
       if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
     }
-    if (!outs.empty() && outs[0]->failure == nullptr) args.consumed();
+    if (!outs.empty()) args.consumed();  // failed ones too: each storage that was taken from has its output
   }
   c10::SmallVector<c10::IValue, 4> results;
   for (const ReturnSpec& r : spec.returns) results.push_back(result(r, call, spec, outs));
@@ -221,8 +222,10 @@ BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRe
             {.device = device.device.handle, .args = &arg, .num_args = 1, .outs = &out, .keep = keep, .num_keep = !donate}),
         "storage reshape");
   } catch (const pjrt::Error& e) {
-    return c10::make_intrusive<DeviceBuffer>(
-        device, std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())}), source->dtype, dims);
+    const auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())});
+    if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
+    device.work.fail(failure);
+    return c10::make_intrusive<DeviceBuffer>(device, failure, source->dtype, dims);
   }
   return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out), source->dtype, dims);
 }

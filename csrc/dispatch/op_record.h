@@ -35,6 +35,7 @@ struct OpRecord {
   bool rng = false;          // consumes random numbers
   bool expands_masks = false;  // index ops: bool masks become index tensors before the op is lowered
   bool writes = false;       // any argument is written
+  bool fills = false;        // writes one value everywhere: elements may share memory
   bool foreach = false;      // lists may span devices, as PyTorch allows: then the composite kernel takes them one by one
   ValueCheck check = ValueCheck::kNone;
   // kFunctional: an out= form whose result sizes depend on data runs this overload and copies its results.

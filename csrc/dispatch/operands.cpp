@@ -47,11 +47,20 @@ at::Generator generator_of(const Call& call) {
   return at::globalContext().defaultGenerator(c10::Device(c10::DeviceType::PrivateUse1, call.device->index));
 }
 
+// Elements of the first result; of the view, not of the storage that it is written to.
+int64_t drawn_elements(const Call& call, const ProgramSpec& spec) {
+  const OutputSpec& out = spec.outputs.at(0);
+  if (out.slot < 0) return numel_of(out.sizes);
+  for (const TensorArg& t : call.tensors) {
+    if (t.written && t.slot == out.slot) return t.tensor->numel();
+  }
+  return numel_of(out.dims);
+}
+
 // Counters for one launch: an element of the first result owns one, rounded up to 4.
 std::pair<uint64_t, uint64_t> draw(const Call& call, const ProgramSpec& spec) {
   at::Generator generator = generator_of(call);
-  const OutputSpec& out = spec.outputs.at(0);
-  const auto count = static_cast<uint64_t>(numel_of(out.slot < 0 ? DimsRef(out.sizes) : DimsRef(out.dims)));
+  const auto count = static_cast<uint64_t>(drawn_elements(call, spec));
   std::lock_guard lock(generator.mutex());
   const uint64_t offset = generator.get_offset();
   generator.set_offset(offset + (count + 3) / 4 * 4);

@@ -88,6 +88,7 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   ExecutableCache& cache = ExecutableCache::get();
   for (;;) {
     Call call(record, stack);
+    if (call.in_turn) return run_composite(record, stack);
     const size_t hash = call.key.hash();
     ProgramRef program = cache.find(call.key, hash);
     if (program == nullptr) {

@@ -20,8 +20,8 @@ const PJRT_Api* open_plugin(const std::string& path) {
   if (api == nullptr) throw Error(PJRT_Error_Code_NOT_FOUND, path + ": GetPjrtApi returned nothing");
   const auto& v = api->pjrt_api_version;
   if (v.major_version != PJRT_API_MAJOR) {
-    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-                path + " speaks PJRT " + version(v.major_version, v.minor_version) + ", built for " +
+    throw Error(PJRT_Error_Code_UNIMPLEMENTED,
+                "it speaks PJRT " + version(v.major_version, v.minor_version) + ", built for " +
                     version(PJRT_API_MAJOR, PJRT_API_MINOR));
   }
   PJRT_CALL(api, PJRT_Plugin_Initialize);

@@ -23,7 +23,7 @@ struct Error : std::runtime_error {
 };
 
 // Loads `path` and initialises the plugin, once per path; the result lives as long as the process.
-// Throws Error(NOT_FOUND) if the file cannot be loaded and Error(FAILED_PRECONDITION) on another major version.
+// Throws Error(NOT_FOUND) if the file cannot be loaded and Error(UNIMPLEMENTED) on another major version.
 const PJRT_Api* load_plugin(const std::string& path);
 
 // Code and message of `error`, which is destroyed.

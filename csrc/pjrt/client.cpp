@@ -57,6 +57,23 @@ void put_int(std::string& out, int field, uint64_t value) {
   put_varint(out, value);
 }
 
+template <class Args>
+void require(const PJRT_Api* api, PJRT_Error* (*PJRT_Api::*member)(Args*), const char* function) {
+  if (!has_function(api, member)) throw_too_old(api, function);
+}
+
+// What no program runs without: found missing at the start rather than in the middle of a model.
+void require_functions(const PJRT_Api* api) {
+  require(api, &PJRT_Api::PJRT_Event_IsReady, "PJRT_Event_IsReady");
+  require(api, &PJRT_Api::PJRT_Event_Await, "PJRT_Event_Await");
+  require(api, &PJRT_Api::PJRT_Event_OnReady, "PJRT_Event_OnReady");
+  require(api, &PJRT_Api::PJRT_Client_Compile, "PJRT_Client_Compile");
+  require(api, &PJRT_Api::PJRT_Client_BufferFromHostBuffer, "PJRT_Client_BufferFromHostBuffer");
+  require(api, &PJRT_Api::PJRT_LoadedExecutable_Execute, "PJRT_LoadedExecutable_Execute");
+  require(api, &PJRT_Api::PJRT_Buffer_ReadyEvent, "PJRT_Buffer_ReadyEvent");
+  require(api, &PJRT_Api::PJRT_Buffer_ToHostBuffer, "PJRT_Buffer_ToHostBuffer");
+}
+
 }  // namespace
 
 std::string compile_options(bool portable, const std::map<std::string, std::string>& flags) {
@@ -82,6 +99,7 @@ std::string compile_options(bool portable, const std::map<std::string, std::stri
 }
 
 Client::Client(const PJRT_Api* api, const Options& options) : api_(api) {
+  require_functions(api);
   const auto values = named_values(options);
   client_ = PJRT_CALL(api, PJRT_Client_Create, .create_options = values.data(), .num_options = values.size()).client;
   const auto name = PJRT_CALL(api, PJRT_Client_PlatformName, .client = client_);

@@ -22,9 +22,12 @@ py::object dtype_object(c10::ScalarType t) {
 
 at::Tensor meta_tensor(const at::Tensor& t) {
   if (!t.defined() || t.is_cpu()) return t;  // rank-0 CPU tensors are scalars; meta kernels take them as they are
-  at::Tensor meta = at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
-  if (t.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return meta;
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {  // Python kernels ask a number for its value, which meta has not
+    at::Tensor number = at::ones({}, t.options().device(at::kCPU));
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return number;
+  }
+  return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
 }
 
 c10::IValue meta_value(const c10::IValue& v, const ArgRecord& record, const c10::Argument& arg) {

@@ -171,7 +171,7 @@ void bind_runtime(py::module_& m) {
       if (Runtime::initialized()) without_gil([] { Runtime::get().synchronize_all(); });
     });
   });
-  m.def("seed_all", [](int64_t seed) { seed_all(static_cast<uint64_t>(seed)); });
+  m.def("seed_all", &seed_all);
   m.def("default_generator", [](int i) {
     return translated([&] { return default_generator(static_cast<c10::DeviceIndex>(i)); });
   });

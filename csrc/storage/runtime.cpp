@@ -51,7 +51,7 @@ void WorkQueue::push(pjrt::Event event, const char* op) {
   std::optional<Pending> oldest;
   {
     std::lock_guard lock(mutex_);
-    pending_.push_back({std::make_shared<pjrt::Event>(std::move(event)), op});
+    pending_.push_back({std::make_shared<pjrt::Event>(std::move(event)), op, next_number_++});
     while (pending_.size() > 1 && pending_.front().event->is_ready()) {
       done.push_back(std::move(pending_.front()));
       pending_.pop_front();
@@ -94,16 +94,25 @@ bool WorkQueue::idle() {
 }
 
 void WorkQueue::synchronize() {
-  std::deque<Pending> pending;
-  {
-    std::lock_guard lock(mutex_);
-    pending.swap(pending_);
-  }
-  for (const Pending& p : pending) finish(p);
   FailurePtr failure;
-  {
-    std::lock_guard lock(mutex_);
-    failure.swap(failure_);
+  for (std::optional<uint64_t> end;;) {
+    Pending oldest;
+    {
+      std::lock_guard lock(mutex_);
+      if (!end) end = next_number_;
+      if (pending_.empty() || pending_.front().number >= *end) {
+        failure.swap(failure_);
+        break;
+      }
+      oldest = pending_.front();  // stays until it is done: marks of other threads must see it
+    }
+    const std::optional<pjrt::Error> error = oldest.event->await();
+    {
+      std::lock_guard lock(mutex_);
+      if (pending_.empty() || pending_.front().number != oldest.number) continue;  // whoever removed it reports it
+      pending_.pop_front();
+    }
+    if (error) fail(std::make_shared<Failure>(Failure{error->code, std::string("[") + oldest.op + "] " + error->what()}));
   }
   if (failure != nullptr) throw_failure(*failure);
 }
@@ -146,7 +155,7 @@ Runtime::WithoutGilFn g_without_gil;
 
 [[noreturn]] void throw_plugin_error(const PluginSpec& spec, const pjrt::Error& e) {
   TORCH_TPU_CHECK_WITH(NotImplementedError, E302, e.code != PJRT_Error_Code_UNIMPLEMENTED, "PJRT plugin ", spec.path,
-                       " is too old: ", e.what(), Fix("install a newer plugin."));
+                       " lacks what is needed: ", e.what(), Fix("install another version of the plugin, in general a newer one."));
   TORCH_TPU_CHECK(E301, false, "PJRT plugin ", spec.path, " cannot be used: ", e.what(),
                   Fix("check TORCH_TPU_PLUGIN and the installation of the plugin (xla-cpu-pjrt, libtpu)."));
 }

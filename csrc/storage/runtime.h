@@ -57,10 +57,12 @@ class WorkQueue {
   struct Pending {
     std::shared_ptr<pjrt::Event> event;
     const char* op;
+    uint64_t number;  // rising
   };
   static constexpr size_t kMaxPending = 64;
   void finish(const Pending& pending);
-  std::mutex mutex_;  // guards both; no call under it blocks
+  std::mutex mutex_;  // guards all below; no call under it blocks
+  uint64_t next_number_ = 0;
   std::deque<Pending> pending_;
   FailurePtr failure_;
 };

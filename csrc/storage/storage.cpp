@@ -54,12 +54,13 @@ int64_t numel_of(DimsRef dims) {
   return n;
 }
 
-DeviceBuffer::DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims)
+DeviceBuffer::DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims, const char* op)
     : device(device),
       buffer(std::move(buffer)),
       dtype(dtype),
       dims(dims.begin(), dims.end()),
-      bytes(numel_of(dims) * static_cast<int64_t>(c10::elementSize(dtype))) {
+      bytes(numel_of(dims) * static_cast<int64_t>(c10::elementSize(dtype))),
+      op(op) {
   device.memory.add(bytes);
 }
 
@@ -79,7 +80,7 @@ void DeviceBuffer::wait() {
   } catch (const pjrt::Error& e) {
     error = e;
   }
-  if (error) throw_failure({error->code, error->what()});
+  if (error) throw_failure({error->code, op == nullptr ? error->what() : c10::str("[", op, "] ", error->what())});
   ready_.store(true, std::memory_order_release);
 }
 

@@ -25,7 +25,8 @@ int64_t numel_of(DimsRef dims);
 // One immutable array on a device, or the failure that took its place.
 class DeviceBuffer final : public c10::intrusive_ptr_target {
  public:
-  DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims);
+  // `op` made it, for messages; it must live as long as the process.
+  DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims, const char* op = nullptr);
   DeviceBuffer(DeviceState& device, FailurePtr failure, c10::ScalarType dtype, DimsRef dims);
   ~DeviceBuffer() override;
 
@@ -35,6 +36,7 @@ class DeviceBuffer final : public c10::intrusive_ptr_target {
   const Dims dims;
   const int64_t bytes;
   const FailurePtr failure;
+  const char* const op = nullptr;
 
   // Blocks until the contents are there. Throws what failed, as E203 or OutOfMemoryError.
   void wait();

@@ -51,7 +51,9 @@ void buffer_to_host(DeviceBuffer& buffer, void* dst) {
   } catch (const pjrt::Error& e) {
     error = e;
   }
-  if (error) throw_transfer(*error, buffer.device, buffer.bytes, "transfer to the host");
+  if (!error) return;
+  buffer.wait();  // what made the contents failed: says so
+  throw_transfer(*error, buffer.device, buffer.bytes, "transfer to the host");
 }
 
 const void* host_pointer(DeviceBuffer& buffer) {

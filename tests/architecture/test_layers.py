@@ -52,7 +52,7 @@ def test_cpp_includes():
     [
         ("pjrt", '#include "util/check.h"', "pjrt/ may not include util/"),
         ("pjrt", "#include <ATen/ATen.h>", "pjrt/ knows no torch"),
-        ("cache", '#include "storage/storage.h"', "cache/ may not include storage/"),
+        ("cache", '#include "rng/generator.h"', "cache/ may not include rng/"),
         ("storage", '#include "dispatch/call.h"', "storage/ may not include dispatch/"),
         ("hooks", '#  include "python/module.h"', "hooks/ may not include python/"),
         ("dispatch", "#include <Python.h>", "only python/ may include Python"),
@@ -94,14 +94,14 @@ def test_each_broken_limit_is_named(tmp_path):
     (tmp_path / "csrc" / "util").mkdir(parents=True)
     (tmp_path / "csrc" / "util" / "long.cpp").write_text("//\n" * 501)
     (tmp_path / "torch_tpu" / "lowering").mkdir(parents=True)
-    (tmp_path / "torch_tpu" / "lowering" / "long.py").write_text("x = 1\n" * 8001)
+    (tmp_path / "torch_tpu" / "lowering" / "long.py").write_text("x = 1\n" * 14001)
     (tmp_path / "torch_tpu" / "f.py").write_text("def f():\n" + "    x = 1\n" * 60)
     result = run(sys.executable, "tools/check_size.py", tmp_path)
     assert result.returncode == 1
     for text in (
         "long.cpp: 501 lines, the limit is 500",
-        "lowering: 8001 lines, the limit is 8000",
-        "long.py: 8001 lines, the limit is 800",
+        "lowering: 14001 lines, the limit is 14000",
+        "long.py: 14001 lines, the limit is 800",
         "f has 61 lines, the limit is 60",
     ):
         assert text in result.stdout

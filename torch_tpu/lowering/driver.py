@@ -82,10 +82,8 @@ def lower_graph(b: Builder, gm: GraphModule, inputs: Sequence[Any], *, state: Gl
         elif node.op == "get_attr":
             env[node] = _constant(b, gm, node)
         elif node.op == "output":
-            flat: list[Any] = []
-            for out in torch.utils._pytree.tree_leaves(node.args[0]):
-                flat.append(env[out] if isinstance(out, Node) else out)
-            return flat
+            leaves = torch.utils._pytree.tree_leaves(node.args[0])
+            return [env[out] if isinstance(out, Node) else out for out in leaves]
         else:
             args, kwargs = tree_map_only(Node, lambda n: env[n], (node.args, dict(node.kwargs)))
             env[node] = _lower_fx_node(b, node, args, kwargs, state)

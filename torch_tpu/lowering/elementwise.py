@@ -47,6 +47,8 @@ BINARY = {
     aten.bitwise_or.Scalar: "or",
     aten.bitwise_xor.Tensor: "xor",
     aten.bitwise_xor.Scalar: "xor",
+    aten.__lshift__.Tensor: "shift_left",
+    aten.__lshift__.Scalar: "shift_left",
     aten.bitwise_left_shift.Tensor: "shift_left",
     aten.bitwise_left_shift.Tensor_Scalar: "shift_left",
     aten.div.Tensor: "divide",
@@ -302,26 +304,16 @@ def pow_scalar(cx: LowerContext, self: Value, exponent: Operand) -> Value:
 # ---- shifts
 
 
-@lowers(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor)
+@lowers(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
 def right_shift(cx: LowerContext, self: Operand, other: Operand) -> Value:
     kind = "logical" if cx.out.dtype in UNSIGNED else "arithmetic"
     return cx.result(cx.b.binary(f"shift_right_{kind}", operand(cx, self), operand(cx, other)))
-
-
-@lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
-def lshift(cx: LowerContext, self: Value, other: Operand) -> Value:
-    if not cx.out.dtype.is_floating_point:
-        return cx.result(cx.b.binary("shift_left", operand(cx, self), operand(cx, other)))
-    x = expr(cx, self)
-    return cx.result((x * x.const(2).pow(expr(cx, other))).v)
-
-
-@lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
-def rshift(cx: LowerContext, self: Value, other: Operand) -> Value:
-    if not cx.out.dtype.is_floating_point:
-        return right_shift(cx, self, other)
-    x = expr(cx, self)
-    return cx.result((x / x.const(2).pow(expr(cx, other))).v)
 
 
 # ---- rounding and sign

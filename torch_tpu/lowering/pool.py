@@ -266,7 +266,7 @@ def max_pool_gradient(cx: LowerContext, grad: Value, indices: Value, pool: Seque
     own = _flat_positions(cx, shape, n)
     zero = b.constant(0, grad.dtype, shape)
     total: Value | None = None
-    shifts = [()]
+    shifts: list[tuple[int, ...]] = [()]
     for ax in pool:
         shifts = [(*s, j) for s in shifts for j in range(ax.covering)]
     for shift in shifts:

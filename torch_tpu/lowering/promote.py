@@ -95,3 +95,9 @@ def norm_dims(dims: Sequence[int] | int | None, rank: int) -> list[int]:
     if isinstance(dims, int):
         dims = [dims]
     return sorted({norm_dim(d, rank) for d in dims if rank})
+
+
+def real_number(x: Number) -> float:
+    """``x`` as a float, where the schema says Scalar and only real numbers make sense."""
+    assert not isinstance(x, complex), x
+    return x

@@ -14,7 +14,7 @@ import torch
 
 from torch_tpu.ir.builder import Number, Value
 from torch_tpu.ir.types import compute_dtype
-from torch_tpu.lowering.promote import Operand, norm_dim, norm_dims, scalar
+from torch_tpu.lowering.promote import Operand, norm_dim, norm_dims, real_number, scalar
 from torch_tpu.lowering.registry import LowerContext, Rule, lowers, register
 
 aten = torch.ops.aten
@@ -300,16 +300,27 @@ register(aten.argmin.default, _arg_extreme(largest=False))
 
 # ---- moments
 
+_EXACT_LINE = 1024  # longest line whose variance is summed one after the other: error about sqrt(1024) roundings
+
 
 def moments(cx: LowerContext, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
     """Mean, and sum of squared distances from it, over ``dims``.
 
-    Two passes: the one-pass form E[x*x] - E[x]**2 cancels when the mean is large.
+    Two passes: the one-pass form E[x*x] - E[x]**2 cancels when the mean is large. Where it costs nothing, the second
+    pass also sums the distances and so corrects the rounding of the mean.
     """
-    b = cx.b
-    mean = divided(cx, reduce_sum(cx, x, dims), count(x.shape, dims))
+    b, n = cx.b, count(x.shape, dims)
+    mean = divided(cx, reduce_sum(cx, x, dims), n)
     d = b.sub(x, spread(cx, mean, x, dims))
-    return mean, reduce_sum(cx, squared_abs(cx, d), dims)
+    if x.rank - 1 not in dims or not 0 < x.shape[-1] <= _EXACT_LINE:
+        return mean, reduce_sum(cx, squared_abs(cx, d), dims)
+    total, squares = reduce_sums(cx, [d, squared_abs(cx, d)], dims)
+    # total / sqrt(n): its square is at most `squares`, so it cannot overflow where that does not.
+    excess = squared_abs(cx, b.div(total, b.constant(math.sqrt(n), total.dtype, total.shape)))
+    zero = b.constant(0, squares.dtype, squares.shape)
+    corrected = combine(cx, "maximum", b.sub(squares, excess), zero)
+    mean = b.add(mean, divided(cx, total, n))
+    return mean, b.select(b.is_finite(squares), corrected, squares)
 
 
 def squared_abs(cx: LowerContext, x: Value) -> Value:
@@ -330,7 +341,7 @@ def _var_mean(cx: LowerContext, x: Value, dim: Dims, correction: Operand | None)
         free = b.sub(b.constant(n, m2.dtype), scalar(cx, correction, m2.dtype))
         freedom = b.maximum(free, b.constant(0, m2.dtype))
     else:
-        freedom = b.constant(max(n - (1 if correction is None else correction), 0), m2.dtype)
+        freedom = b.constant(max(n - (1 if correction is None else real_number(correction)), 0), m2.dtype)
     return b.div(m2, b.broadcast_to(freedom, m2.shape)), mean
 
 

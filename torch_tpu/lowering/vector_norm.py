@@ -9,7 +9,7 @@ import torch
 
 from torch_tpu.ir.builder import Value
 from torch_tpu.ir.types import TensorType, compute_dtype
-from torch_tpu.lowering.promote import Operand, norm_dim, norm_dims, scalar
+from torch_tpu.lowering.promote import Operand, norm_dim, norm_dims, real_number, scalar
 from torch_tpu.lowering.reduce import count, finish, reduce_max, reduce_min, reduce_sum, spread, squared_abs
 from torch_tpu.lowering.registry import LowerContext, lowers
 
@@ -42,7 +42,7 @@ def vector_norm(cx: LowerContext, x: Value, ord: Operand, dims: Sequence[int]) -
         return reduce_sum(cx, _abs(cx, x), dims)
     if ord == 2:
         return b.unary("sqrt", reduce_sum(cx, squared_abs(cx, x), dims))
-    return (reduce_max if ord > 0 else reduce_min)(cx, _abs(cx, x), dims)
+    return (reduce_max if real_number(ord) > 0 else reduce_min)(cx, _abs(cx, x), dims)
 
 
 def _norm(cx: LowerContext, self: Value, ord: Operand | None, dim: Dims, dtype: torch.dtype | None) -> Value:

@@ -9,7 +9,7 @@ shaped to the buffer's dims, never the buffer: a reshape of the buffer would cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -111,7 +111,7 @@ def _window_sizes(view: View) -> list[int]:
 def read(b: Builder, base: Value, view: View, starts: Sequence[Value]) -> Value:
     """The tensor's value, from the buffer's."""
     if view.kind == "whole":
-        x = base
+        x = b.reshape(retype(b, base, view.dtype), view.sizes)
     elif 0 in view.sizes:
         x = b.constant(0, view.dtype, view.sizes)
     elif view.kind == "gather":
@@ -148,8 +148,27 @@ def write(b: Builder, base: Value, view: View, update: Value, starts: Sequence[V
         update = b.neg(update)
     if 0 in view.sizes:
         return base
+    after = _write(b, base, view, update, starts)
+    rest = base.type.numel * base.dtype.itemsize % view.dtype.itemsize if view.dims else 0
+    if rest == 0:
+        return after
+    tail = _flat_bytes(b, base)  # bytes behind the last whole element
+    tail = b.slice_dim(tail, 0, tail.type.numel - rest, tail.type.numel)
+    return b.concatenate([_flat_bytes(b, after), tail], 0)
+
+
+def _flat_bytes(b: Builder, x: Value) -> Value:
+    x = retype(b, x, torch.uint8)
+    return b.reshape(x, (x.type.numel,))
+
+
+def _write(b: Builder, base: Value, view: View, update: Value, starts: Sequence[Value]) -> Value:
     if view.kind == "whole":
         return update
+    for d, (n, s) in enumerate(zip(view.sizes, view.strides, strict=True)):
+        if n > 1 and s == 0:  # only for fill_: the same value again and again
+            update = b.slice_dim(update, d, 0, 1)
+    view = replace(view, sizes=update.shape)
     if view.covers and view.kind == "box":
         return _physical(b, update, view.sizes, view.strides)
     if base.dtype == torch.uint8 and update.dtype == torch.bool:  # the rest of the buffer may hold more than 0 and 1
@@ -166,9 +185,18 @@ def write(b: Builder, base: Value, view: View, update: Value, starts: Sequence[V
             inserted=[0],
             scatter_dims=[0],
             index_vector_dim=1,
-            unique=True,
+            unique=not _may_overlap(view),
         )[0]
     return _write_box(b, base, view, update, starts)
+
+
+def _may_overlap(view: View) -> bool:
+    extent = 0
+    for d in reversed(view.order):
+        if view.strides[d] <= extent:
+            return True
+        extent += view.strides[d] * (view.sizes[d] - 1)
+    return False
 
 
 def _write_box(b: Builder, base: Value, view: View, update: Value, starts: Sequence[Value]) -> Value:

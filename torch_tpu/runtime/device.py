@@ -113,6 +113,13 @@ def is_initialized() -> bool:
     return bool(_C.is_initialized()) and not _C.is_forked()
 
 
+def __getattr__(name: str) -> Any:
+    # torch.utils.checkpoint keeps the random state of a device only if its module says so by this name.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def init() -> None:
     """Create the client now rather than at first use. Raises what first use would raise."""
     _C.init()
@@ -163,21 +170,28 @@ class device_of(device):  # noqa: N801
         super().__init__(obj.device.index if getattr(obj, "is_tpu", False) else -1)
 
 
-class Stream(torch.Stream):
-    """A stream of a device. Work runs in the order of the launches whatever the stream: streams are there for programs
-    that use them, and cost nothing."""
-
-    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> Stream:
-        return super().__new__(cls, device=torch.device("tpu", _index(device)), priority=priority)
+class _OfOurDevice(type):
+    # torch makes and takes plain torch.Stream and torch.Event (elapsed_time refuses subclasses): ours are such, too.
+    def __instancecheck__(cls, obj: object) -> bool:
+        return isinstance(obj, cls.__mro__[1]) and obj.device.type == "tpu"  # type: ignore[attr-defined]
 
 
-class Event(torch.Event):
-    """A mark in the work of a device. ``elapsed_time`` is host time between completions: PJRT has no device clock."""
+class Stream(torch.Stream, metaclass=_OfOurDevice):
+    """A stream of a device, a plain `torch.Stream`. Work runs in the order of the launches whatever the stream: streams
+    are there for programs that use them, and cost nothing."""
 
-    def __new__(
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> torch.Stream:  # type: ignore[misc]
+        return torch.Stream(device=torch.device("tpu", _index(device)), priority=priority, **kwargs)
+
+
+class Event(torch.Event, metaclass=_OfOurDevice):
+    """A mark in the work of a device, a plain `torch.Event`. ``elapsed_time`` is host time between completions in
+    milliseconds: PJRT has no device clock. Events are not shared between processes, whatever ``interprocess`` says."""
+
+    def __new__(  # type: ignore[misc]
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
-    ) -> Event:
-        return super().__new__(cls, torch.device("tpu", _index(device)), enable_timing=enable_timing)
+    ) -> torch.Event:
+        return torch.Event(torch.device("tpu", _index(device)), enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: Device = None) -> torch.Stream:

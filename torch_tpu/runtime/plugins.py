@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,11 +21,29 @@ class PluginSpec:
 
     path: str
     kind: str  # cpu, tpu, cuda, path or none
-    options: dict[str, str | int | bool | float] = field(default_factory=dict)
-    devices: int = 1  # expected before the client exists
+
+    @property
+    def options(self) -> dict[str, str | int | bool | float]:
+        """Options of the client. Read late: launchers may change settings after the plugin is chosen."""
+        return {"cpu_device_count": config.CPU_DEVICES.value} if self.kind == "cpu" else {}
+
+    @property
+    def devices(self) -> int:
+        """How many devices to expect before the client exists."""
+        match self.kind:
+            case "none":
+                return 0
+            case "cpu":
+                return config.CPU_DEVICES.value
+            case "tpu":
+                return max(1, attached_tpus())
+            case "cuda":
+                return max(1, len(list(Path("/dev").glob("nvidia[0-9]*"))))
+            case _:
+                return 1
 
 
-NO_PLUGIN = PluginSpec("", "none", devices=0)
+NO_PLUGIN = PluginSpec("", "none")
 
 
 def _package_dirs(name: str) -> Iterator[Path]:
@@ -63,12 +81,11 @@ def libtpu_path() -> str:
 
 def _cpu() -> PluginSpec:
     path = _first_file("xla_plugins.xla_cpu_pjrt", "xla_cpu_pjrt.so")
-    n = config.CPU_DEVICES.value
-    return PluginSpec(path, "cpu", {"cpu_device_count": n}, n)
+    return PluginSpec(path, "cpu")
 
 
 def _tpu() -> PluginSpec:
-    return PluginSpec(libtpu_path(), "tpu", devices=max(1, attached_tpus()))
+    return PluginSpec(libtpu_path(), "tpu")
 
 
 def _cuda() -> PluginSpec:

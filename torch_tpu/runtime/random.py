@@ -21,7 +21,7 @@ class _Generators:
     """The default generators, made when asked for: listing them must not touch the hardware."""
 
     def __len__(self) -> int:
-        return int(_C.device_count())
+        return int(_C.expected_device_count())
 
     def __getitem__(self, index: int) -> torch.Generator:
         return _generator(index)
@@ -39,9 +39,8 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed all devices."""
-    for generator in default_generators:
-        generator.manual_seed(int(seed))
+    """Seed all devices. Touches no hardware: every `torch.manual_seed` ends here."""
+    _C.seed_all(torch.Generator().manual_seed(int(seed)).initial_seed())  # maps negative seeds, refuses long ones
 
 
 def seed() -> None:
