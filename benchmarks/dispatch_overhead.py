@@ -105,7 +105,9 @@ def main() -> None:
     small, large = window_cases(256), window_cases(16384)
     for name in small:
         s, b = best([small[name], large[name]], args.rounds, max(50, args.number // 10))
-        report(case=f"write a {name}", base_1MB_us=round(s * 1e6, 2), base_64MB_us=round(b * 1e6, 2), ratio=round(b / s, 2))
+        report(
+            case=f"write a {name}", base_1MB_us=round(s * 1e6, 2), base_64MB_us=round(b * 1e6, 2), ratio=round(b / s, 2)
+        )
 
 
 if __name__ == "__main__":

@@ -188,7 +188,9 @@ def test_neither_the_device_nor_donation_is_in_the_key():
 # ---- values that share a program are right
 
 
-@pytest.mark.parametrize("name", [n for n in REPEATED if n not in ("dropout", "seed", "offset", "uniform", "fill", "foreach")])
+@pytest.mark.parametrize(
+    "name", [n for n in REPEATED if n not in ("dropout", "seed", "offset", "uniform", "fill", "foreach")]
+)
 def test_operands_reach_the_program(name):
     base = torch.arange(606.0).reshape(101, 6) / 64
     for i in (0, 1, 7, 57):

@@ -388,7 +388,9 @@ def test_a_foreach_op_writes_two_windows_of_one_storage():
     host, device = BASE.clone(), BASE.to("tpu")
     for t in (host, device):
         torch._foreach_mul_([t[0], t[2, :, 1:3], t[1, 2]], 3)
-        torch._foreach_copy_([t[:, 0], t[:, 1]], [torch.ones(3, 5, device=t.device), torch.zeros(3, 5, device=t.device)])
+        torch._foreach_copy_(
+            [t[:, 0], t[:, 1]], [torch.ones(3, 5, device=t.device), torch.zeros(3, 5, device=t.device)]
+        )
     same(device, host)
 
 

@@ -74,7 +74,9 @@ def _dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
         if copy is False:
             raise BufferError('a "tpu" tensor cannot be exported without a copy: it has no address outside of torch')
         if dl_device is not None and tuple(dl_device) != (torch.utils.dlpack.DLDeviceType.kDLCPU, 0):
-            raise BufferError(f'a "tpu" tensor can be exported to the CPU only, not to DLPack device {tuple(dl_device)}')
+            raise BufferError(
+                f'a "tpu" tensor can be exported to the CPU only, not to DLPack device {tuple(dl_device)}'
+            )
         return original(self.cpu(), stream=stream, max_version=max_version)
 
     return dlpack

@@ -18,7 +18,8 @@ ProgramRef ExecutableCache::find(const ProgramKey& key, size_t hash) {
   return it->second;
 }
 
-ProgramRef ExecutableCache::find_or_make(const ProgramKey& key, size_t hash, const std::function<ProgramRef()>& make) {
+ProgramRef ExecutableCache::find_or_make(const ProgramKey& key, size_t hash,
+                                         const std::function<ProgramRef()>& make) {
   if (ProgramRef found = find(key, hash)) return found;
   std::promise<ProgramRef> promise;
   std::shared_future<ProgramRef> wait;
@@ -55,7 +56,8 @@ ProgramRef ExecutableCache::find_or_make(const ProgramKey& key, size_t hash, con
 void ExecutableCache::evict_locked() {
   std::vector<uint64_t> ages;
   ages.reserve(programs_.size());
-  for (const auto& [key, program] : programs_) ages.push_back(program->last_used.load(std::memory_order_relaxed));
+  for (const auto& [key, program] : programs_)
+    ages.push_back(program->last_used.load(std::memory_order_relaxed));
   const auto nth = ages.begin() + static_cast<std::ptrdiff_t>(ages.size() / 10);
   std::nth_element(ages.begin(), nth, ages.end());
   const uint64_t oldest_kept = *nth;

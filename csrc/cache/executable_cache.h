@@ -1,19 +1,18 @@
 // The programs of this process, by key. One for all devices.
 //
-// Key: ProgramKey. Owner: the process. Limit: `max_programs`, the least recently used tenth goes when it is reached (a
-// program costs three memory maps on the CPU plugin, and a process has 65,530). Nothing invalidates an entry: all that
-// it depends on is in the key.
-// Lock: `mutex_` guards the map and the list of compiles under way; no other lock is taken under it, and nothing
-// compiles under it.
+// Key: ProgramKey. Owner: the process. Limit: `max_programs`, the least recently used tenth goes when it is
+// reached (a program costs three memory maps on the CPU plugin, and a process has 65,530). Nothing
+// invalidates an entry: all that it depends on is in the key. Lock: `mutex_` guards the map and the list of
+// compiles under way; no other lock is taken under it, and nothing compiles under it.
 #pragma once
-
-#include "cache/program.h"
-#include "cache/program_key.h"
 
 #include <functional>
 #include <future>
 #include <shared_mutex>
 #include <unordered_map>
+
+#include "cache/program.h"
+#include "cache/program_key.h"
 
 namespace torch_tpu {
 
@@ -26,8 +25,8 @@ class ExecutableCache {
   static ExecutableCache& get();
 
   ProgramRef find(const ProgramKey& key, size_t hash);
-  // The program of `key`, made by `make` in the first thread that asks; others wait for it (without the GIL). If `make`
-  // throws, its caller gets the exception and a waiter tries itself.
+  // The program of `key`, made by `make` in the first thread that asks; others wait for it (without the GIL).
+  // If `make` throws, its caller gets the exception and a waiter tries itself.
   ProgramRef find_or_make(const ProgramKey& key, size_t hash, const std::function<ProgramRef()>& make);
   void set_max_programs(size_t n);
   void clear();

@@ -1,11 +1,11 @@
 // A compiled program and how to call it: what a hit needs, made once by a miss.
 #pragma once
 
-#include "storage/storage.h"
-
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "storage/storage.h"
 
 namespace torch_tpu {
 
@@ -15,10 +15,10 @@ enum class Encoding : int8_t { kSkip, kF32, kF64, kI32, kI64 };
 // One result of the program.
 struct OutputSpec {
   c10::ScalarType dtype;
-  Dims dims;        // of the buffer
-  int slot = -1;    // the storage that adopts it; -1: a new tensor
+  Dims dims;            // of the buffer
+  int slot = -1;        // the storage that adopts it; -1: a new tensor
   Dims sizes, strides;  // of the new tensor
-  int count = -1;   // data-dependent: the output that holds the true size of dim `count_dim`
+  int count = -1;       // data-dependent: the output that holds the true size of dim `count_dim`
   int count_dim = 0;
 };
 
@@ -39,8 +39,8 @@ struct ResizeSpec {
 struct ProgramSpec {
   enum Rung : int8_t { kProgram, kComposite, kCpu };
   Rung rung = kProgram;
-  std::string stablehlo;   // or
-  std::string serialized;  // an executable from the disk cache
+  std::string stablehlo;       // or
+  std::string serialized;      // an executable from the disk cache
   std::vector<int> arg_slots;  // storages that are parameters, in order; the packed operands follow
   std::vector<int> donated;    // parameters (indices into arg_slots) that an output aliases
   std::vector<Encoding> operands;

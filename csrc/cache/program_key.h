@@ -1,9 +1,9 @@
 // ProgramKey: everything that can change the compiled program, and nothing else.
 //
-// Two calls share a program exactly when their keys are equal. The map compares whole keys; the hash only picks the
-// bucket. A field that a lowering rule can read (LowerContext in lowering/registry.py) must be here:
-// tests/test_key.py changes each such field and expects a new program. Not in it: the device (programs are portable),
-// donation, and the values of operands.
+// Two calls share a program exactly when their keys are equal. The map compares whole keys; the hash only
+// picks the bucket. A field that a lowering rule can read (LowerContext in lowering/registry.py) must be
+// here: tests/test_key.py changes each such field and expects a new program. Not in it: the device (programs
+// are portable), donation, and the values of operands.
 #pragma once
 
 #include <c10/util/SmallVector.h>

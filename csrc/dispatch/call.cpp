@@ -16,7 +16,16 @@ namespace torch_tpu {
 namespace {
 
 // Tags of key words; the upper bits hold what belongs to the tag.
-enum Tag : int64_t { kNone = 1, kTensorTag, kScalarTensorTag, kOperandTag, kKeyedTag, kListTag, kStringTag, kSkipTag };
+enum Tag : int64_t {
+  kNone = 1,
+  kTensorTag,
+  kScalarTensorTag,
+  kOperandTag,
+  kKeyedTag,
+  kListTag,
+  kStringTag,
+  kSkipTag
+};
 
 bool on_device(const at::Tensor& t) { return t.device().type() == c10::DeviceType::PrivateUse1; }
 
@@ -101,8 +110,10 @@ void Call::add_scalar(const c10::IValue& v, size_t i) {
   const bool is_int = v.isInt();
   if (!is_int && !v.isDouble()) return add_static(v);  // bool, complex, symbolic
   const double value = is_int ? static_cast<double>(v.toInt()) : v.toDouble();
-  if (rec.keyed || std::find(rec.tested.begin(), rec.tested.end(), value) != rec.tested.end()) return add_static(v);
-  Operand op{.kind = is_int ? Operand::kInt : Operand::kFloat, .source = static_cast<int>(i), .wrapped = true};
+  if (rec.keyed || std::find(rec.tested.begin(), rec.tested.end(), value) != rec.tested.end())
+    return add_static(v);
+  Operand op{
+      .kind = is_int ? Operand::kInt : Operand::kFloat, .source = static_cast<int>(i), .wrapped = true};
   if (is_int) {
     op.i = v.toInt();
   } else {
@@ -146,12 +157,14 @@ void Call::add_static(const c10::IValue& v) {
 
 void Call::add_scalar_tensor(const at::Tensor& t, size_t i) {
   const bool wrapped = t.unsafeGetTensorImpl()->is_wrapped_number();
-  Operand op{.kind = Operand::kTensor, .source = static_cast<int>(i), .dtype = t.scalar_type(), .wrapped = wrapped};
+  Operand op{
+      .kind = Operand::kTensor, .source = static_cast<int>(i), .dtype = t.scalar_type(), .wrapped = wrapped};
   const c10::Scalar value = t.item();
   if (value.isFloatingPoint()) {
     op.f = value.toDouble();
   } else if (value.isComplex()) {
-    // StableHLO has no complex operands of ours: such a scalar goes to the device as a tensor and stays a number.
+    // StableHLO has no complex operands of ours: such a scalar goes to the device as a tensor and stays a
+    // number.
     at::Tensor moved = t.to(c10::Device(c10::DeviceType::PrivateUse1, device->index));
     moved.unsafeGetTensorImpl()->set_wrapped_number(wrapped);
     arg(i) = std::move(moved);
@@ -162,7 +175,8 @@ void Call::add_scalar_tensor(const at::Tensor& t, size_t i) {
     op.i = value.toLong();
   }
   operands.push_back(op);
-  key.words.push_back(kScalarTensorTag | static_cast<int64_t>(t.scalar_type()) << 8 | static_cast<int64_t>(wrapped) << 16);
+  key.words.push_back(kScalarTensorTag | static_cast<int64_t>(t.scalar_type()) << 8 |
+                      static_cast<int64_t>(wrapped) << 16);
 }
 
 int Call::slot_of(const at::Tensor& t) {
@@ -190,8 +204,9 @@ void Call::add_tensor(const at::Tensor& t, size_t i) {
   if (!on_device(t)) {
     if (is_scalar_tensor(t)) return add_scalar_tensor(t, i);
     TORCH_TPU_CHECK(E201, record.args[i].accepts_cpu && t.device().is_cpu(),
-                    "Expected all tensors to be on the same device, but [", record.name, "] got tensors on tpu:",
-                    static_cast<int>(device->index), " and ", t.device(), Fix("move them to one device with .to()."));
+                    "Expected all tensors to be on the same device, but [", record.name,
+                    "] got tensors on tpu:", static_cast<int>(device->index), " and ", t.device(),
+                    Fix("move them to one device with .to()."));
     // The stack keeps the moved tensor alive; the caller's argument stays where it is.
     TORCH_CHECK(arg(i).isTensor(), "a list of CPU tensors is moved by the caller");
     arg(i) = t.to(c10::Device(c10::DeviceType::PrivateUse1, device->index));
@@ -201,8 +216,9 @@ void Call::add_tensor(const at::Tensor& t, size_t i) {
   TensorArg ta{&t, static_cast<int>(i), slot_of(t), -1, record.args[i].written};
   Slot& slot = slots[static_cast<size_t>(ta.slot)];
   const c10::ScalarType dtype = t.scalar_type();
-  const uint64_t head = kTensorTag | static_cast<uint64_t>(dtype) << 8 | static_cast<uint64_t>(ta.slot) << 16 |
-                        static_cast<uint64_t>(t.is_conj()) << 32 | static_cast<uint64_t>(t.is_neg()) << 33 |
+  const uint64_t head = kTensorTag | static_cast<uint64_t>(dtype) << 8 |
+                        static_cast<uint64_t>(ta.slot) << 16 | static_cast<uint64_t>(t.is_conj()) << 32 |
+                        static_cast<uint64_t>(t.is_neg()) << 33 |
                         static_cast<uint64_t>(t.unsafeGetTensorImpl()->is_wrapped_number()) << 35 |
                         static_cast<uint64_t>(t.dim()) << 40;
   if (slot.dtype == dtype && t.storage_offset() == 0 && t.sizes() == slot.dims && t.is_contiguous()) {
@@ -216,13 +232,15 @@ void Call::add_tensor(const at::Tensor& t, size_t i) {
 
 void Call::add_plan(const at::Tensor& t, TensorArg& ta, Slot& slot, uint64_t head, bool fresh) {
   if (fresh) adopt_dtype(slot, t);
-  ViewPlan plan = plan_view(dims_as(slot.dims, slot.dtype, t.scalar_type()), t.sizes(), t.strides(), t.storage_offset());
+  ViewPlan plan =
+      plan_view(dims_as(slot.dims, slot.dtype, t.scalar_type()), t.sizes(), t.strides(), t.storage_offset());
   if (fresh && ta.written && !plan.covers && slot.dtype == t.scalar_type() && plan.dims != slot.dims) {
     rebase(slot, plan.dims);
   }
-  key.words.append({static_cast<int64_t>(head | uint64_t{1} << 34),
-                    static_cast<int64_t>(slot.dtype) | plan.kind << 8 | static_cast<int64_t>(slot.dims.size()) << 16 |
-                        static_cast<int64_t>(plan.dims.size()) << 32});
+  key.words.append(
+      {static_cast<int64_t>(head | uint64_t{1} << 34), static_cast<int64_t>(slot.dtype) | plan.kind << 8 |
+                                                           static_cast<int64_t>(slot.dims.size()) << 16 |
+                                                           static_cast<int64_t>(plan.dims.size()) << 32});
   const auto index = static_cast<int>(tensors.size());
   const auto start = [&](int64_t value) {
     operands.push_back({.kind = Operand::kStart, .source = index, .wrapped = false, .i = value});
@@ -246,7 +264,8 @@ void Call::check_overlaps() const {
     if (!record.fills) at::assert_no_internal_overlap(*w.tensor);
     if (record.foreach || slots.size() == tensors.size()) continue;
     for (const TensorArg& r : tensors) {
-      if (r.slot == w.slot && r.tensor != w.tensor && !r.written) at::assert_no_partial_overlap(*w.tensor, *r.tensor);
+      if (r.slot == w.slot && r.tensor != w.tensor && !r.written)
+        at::assert_no_partial_overlap(*w.tensor, *r.tensor);
     }
   }
 }

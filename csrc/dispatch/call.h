@@ -1,11 +1,12 @@
-// One call of an op, taken apart: the tensors and where they lie, the storages behind them, the operands, the key.
+// One call of an op, taken apart: the tensors and where they lie, the storages behind them, the operands, the
+// key.
 #pragma once
+
+#include <ATen/core/stack.h>
 
 #include "cache/program_key.h"
 #include "dispatch/op_record.h"
 #include "storage/view_plan.h"
-
-#include <ATen/core/stack.h>
 
 namespace torch_tpu {
 
@@ -19,7 +20,7 @@ struct TensorArg {
 
 struct Slot {
   Storage* storage;
-  BufferRef buffer;  // snapshot; null: never written
+  BufferRef buffer;       // snapshot; null: never written
   c10::ScalarType dtype;  // of the buffer, or the form it will have
   Dims dims;
 };
@@ -40,7 +41,8 @@ struct Operand {
 // Refers to the stack: valid until that changes.
 class Call {
  public:
-  // Takes snapshots, plans the views, prepares written storages. Throws E201 when tensors are on several devices.
+  // Takes snapshots, plans the views, prepares written storages. Throws E201 when tensors are on several
+  // devices.
   Call(OpRecord& record, torch::jit::Stack& stack);
 
   OpRecord& record;
@@ -51,10 +53,15 @@ class Call {
   c10::SmallVector<ViewPlan, 2> plans;
   c10::SmallVector<Operand, 8> operands;
   ProgramKey key;
-  bool in_turn = false;  // foreach: a tensor is written that another step reads or writes, so they run one by one
+  bool in_turn =
+      false;  // foreach: a tensor is written that another step reads or writes, so they run one by one
 
-  const c10::IValue& arg(size_t i) const { return (stack.end() - static_cast<std::ptrdiff_t>(record.args.size()))[static_cast<std::ptrdiff_t>(i)]; }
-  c10::IValue& arg(size_t i) { return (stack.end() - static_cast<std::ptrdiff_t>(record.args.size()))[static_cast<std::ptrdiff_t>(i)]; }
+  const c10::IValue& arg(size_t i) const {
+    return (stack.end() - static_cast<std::ptrdiff_t>(record.args.size()))[static_cast<std::ptrdiff_t>(i)];
+  }
+  c10::IValue& arg(size_t i) {
+    return (stack.end() - static_cast<std::ptrdiff_t>(record.args.size()))[static_cast<std::ptrdiff_t>(i)];
+  }
 
  private:
   void find_device();

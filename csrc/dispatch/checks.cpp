@@ -22,14 +22,16 @@ std::optional<double> number(const OpRecord& record, const torch::jit::Stack& st
 
 void check_probability(const OpRecord& record, const torch::jit::Stack& stack) {
   if (const auto p = number(record, stack, "p")) {
-    TORCH_CHECK(*p >= 0 && *p <= 1, record.op.schema().name().substr(6), " expects p to be in [0, 1], but got p=", *p);
+    TORCH_CHECK(*p >= 0 && *p <= 1, record.op.schema().name().substr(6),
+                " expects p to be in [0, 1], but got p=", *p);
   }
 }
 
 void check_uniform(const OpRecord& record, const torch::jit::Stack& stack) {
   const auto from = number(record, stack, "from"), to = number(record, stack, "to");
   if (from && to) {
-    TORCH_CHECK(*from <= *to, "uniform_ expects to return a [from, to) range, but found from=", *from, " > to=", *to);
+    TORCH_CHECK(*from <= *to, "uniform_ expects to return a [from, to) range, but found from=", *from,
+                " > to=", *to);
   }
 }
 
@@ -38,7 +40,8 @@ void check_positive(const OpRecord& record, const torch::jit::Stack& stack) {
     TORCH_CHECK(*lambd > 0, "exponential_ expects lambda > 0.0, but found lambda=", *lambd);
   }
   if (const auto sigma = number(record, stack, "sigma")) {
-    TORCH_CHECK(*sigma > 0, record.op.schema().name().substr(6), " expects sigma > 0.0, but found sigma=", *sigma);
+    TORCH_CHECK(*sigma > 0, record.op.schema().name().substr(6),
+                " expects sigma > 0.0, but found sigma=", *sigma);
   }
 }
 
@@ -52,8 +55,9 @@ void check_integer_power(const OpRecord& record, const torch::jit::Stack& stack)
   const c10::IValue* self = find_arg(record, stack, "self");
   const c10::IValue* exponent = find_arg(record, stack, "exponent");
   if (self == nullptr || !self->isTensor() || exponent == nullptr || !exponent->isInt()) return;
-  TORCH_CHECK(!c10::isIntegralType(self->toTensor().scalar_type(), /*includeBool=*/true) || exponent->toInt() >= 0,
-              "Integers to negative integer powers are not allowed.");
+  TORCH_CHECK(
+      !c10::isIntegralType(self->toTensor().scalar_type(), /*includeBool=*/true) || exponent->toInt() >= 0,
+      "Integers to negative integer powers are not allowed.");
 }
 
 void check_fill(const OpRecord& record, const torch::jit::Stack& stack) {
@@ -65,32 +69,44 @@ void check_fill(const OpRecord& record, const torch::jit::Stack& stack) {
   const double v = value->toScalar().isComplex() ? 0 : value->toScalar().toDouble();
   const int bits = static_cast<int>(8 * c10::elementSize(dtype));
   const bool is_signed = c10::isSignedType(dtype);
-  const double high = std::ldexp(1.0, is_signed ? bits - 1 : bits), low = std::ldexp(-1.0, is_signed ? bits - 1 : bits);
-  TORCH_CHECK(v >= low && v < high, "value cannot be converted to type ", c10::toString(dtype), " without overflow");
+  const double high = std::ldexp(1.0, is_signed ? bits - 1 : bits),
+               low = std::ldexp(-1.0, is_signed ? bits - 1 : bits);
+  TORCH_CHECK(v >= low && v < high, "value cannot be converted to type ", c10::toString(dtype),
+              " without overflow");
 }
 
 bool is_mask(const at::Tensor& t) {
-  return t.defined() && (t.scalar_type() == c10::ScalarType::Bool || t.scalar_type() == c10::ScalarType::Byte);
+  return t.defined() &&
+         (t.scalar_type() == c10::ScalarType::Bool || t.scalar_type() == c10::ScalarType::Byte);
 }
 
-bool lowers_to_select(const OpRecord& record, const torch::jit::Stack& stack, c10::ArrayRef<c10::IValue> indices) {
+bool lowers_to_select(const OpRecord& record, const torch::jit::Stack& stack,
+                      c10::ArrayRef<c10::IValue> indices) {
   const c10::IValue* values = find_arg(record, stack, "values");
   const c10::IValue* accumulate = find_arg(record, stack, "accumulate");
-  return values != nullptr && values->toTensor().numel() == 1 && indices.size() == 1 && accumulate != nullptr &&
-         !accumulate->toBool() && indices[0].toTensor().scalar_type() == c10::ScalarType::Bool;
+  return values != nullptr && values->toTensor().numel() == 1 && indices.size() == 1 &&
+         accumulate != nullptr && !accumulate->toBool() &&
+         indices[0].toTensor().scalar_type() == c10::ScalarType::Bool;
 }
 
 }  // namespace
 
 void check_values(const OpRecord& record, const torch::jit::Stack& stack) {
   switch (record.check) {
-    case ValueCheck::kNone: return;
-    case ValueCheck::kProbability: return check_probability(record, stack);
-    case ValueCheck::kUniformRange: return check_uniform(record, stack);
-    case ValueCheck::kStdNonNegative: return check_std(record, stack);
-    case ValueCheck::kPositive: return check_positive(record, stack);
-    case ValueCheck::kIntegerPower: return check_integer_power(record, stack);
-    case ValueCheck::kFill: return check_fill(record, stack);
+    case ValueCheck::kNone:
+      return;
+    case ValueCheck::kProbability:
+      return check_probability(record, stack);
+    case ValueCheck::kUniformRange:
+      return check_uniform(record, stack);
+    case ValueCheck::kStdNonNegative:
+      return check_std(record, stack);
+    case ValueCheck::kPositive:
+      return check_positive(record, stack);
+    case ValueCheck::kIntegerPower:
+      return check_integer_power(record, stack);
+    case ValueCheck::kFill:
+      return check_fill(record, stack);
   }
 }
 
@@ -119,7 +135,8 @@ void expand_masks(OpRecord& record, torch::jit::Stack& stack) {
   for (const c10::IValue& v : c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - record.args.size())) {
     if (v.isTensor() && v.toTensor().defined() && !v.toTensor().is_cpu()) device = v.toTensor().device();
   }
-  for (const c10::IValue& v : indices) any_cpu |= v.isTensor() && v.toTensor().defined() && v.toTensor().is_cpu();
+  for (const c10::IValue& v : indices)
+    any_cpu |= v.isTensor() && v.toTensor().defined() && v.toTensor().is_cpu();
   if ((!any && !any_cpu) || (any && !any_cpu && lowers_to_select(record, stack, indices))) return;
   c10::List<std::optional<at::Tensor>> expanded;
   for (const c10::IValue& v : indices) {

@@ -1,9 +1,9 @@
 // What ATen checks by value at every call, and what it rewrites by value: no meta kernel can.
 #pragma once
 
-#include "dispatch/op_record.h"
-
 #include <ATen/core/stack.h>
+
+#include "dispatch/op_record.h"
 
 namespace torch_tpu {
 
@@ -13,8 +13,8 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack);
 // Whether the lists of a foreach op are on several devices, or partly on the CPU.
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack);
 
-// Index ops: a mask becomes the columns of its nonzero(), as in ATen. A mask that is the only index of an index_put with
-// a value of one element stays: it lowers to a select.
+// Index ops: a mask becomes the columns of its nonzero(), as in ATen. A mask that is the only index of an
+// index_put with a value of one element stays: it lowers to a select.
 void expand_masks(OpRecord& record, torch::jit::Stack& stack);
 
 }  // namespace torch_tpu

@@ -32,14 +32,16 @@ at::Tensor filled_if_asked(at::Tensor t) {
   if (t.is_floating_point() || t.is_complex()) return t.fill_(std::numeric_limits<double>::quiet_NaN());
   if (t.scalar_type() == c10::ScalarType::Bool) return t.fill_(true);
   const int bits = static_cast<int>(8 * t.itemsize()) - (c10::isSignedType(t.scalar_type()) ? 1 : 0);
-  return t.fill_(static_cast<int64_t>(bits == 63 ? std::numeric_limits<int64_t>::max() : (int64_t{1} << bits) - 1));
+  return t.fill_(
+      static_cast<int64_t>(bits == 63 ? std::numeric_limits<int64_t>::max() : (int64_t{1} << bits) - 1));
 }
 
-at::Tensor new_tensor(at::IntArrayRef size, at::OptionalIntArrayRef stride, std::optional<c10::ScalarType> dtype,
-                      std::optional<c10::Layout> layout, std::optional<c10::Device> device,
-                      std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided, "\"tpu\" tensors are strided, not ",
-                              layout.value_or(c10::kStrided));
+at::Tensor new_tensor(at::IntArrayRef size, at::OptionalIntArrayRef stride,
+                      std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                      std::optional<c10::Device> device, std::optional<bool> pin_memory,
+                      std::optional<c10::MemoryFormat> format) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(c10::kStrided) == c10::kStrided,
+                              "\"tpu\" tensors are strided, not ", layout.value_or(c10::kStrided));
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   at::detail::check_size_nonnegative(size);
   const c10::ScalarType type = checked_dtype(dtype);
@@ -52,9 +54,9 @@ at::Tensor new_tensor(at::IntArrayRef size, at::OptionalIntArrayRef stride, std:
   return filled_if_asked(std::move(t));
 }
 
-at::Tensor empty(at::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
-                 std::optional<c10::Device> device, std::optional<bool> pin_memory,
-                 std::optional<c10::MemoryFormat> format) {
+at::Tensor empty(at::IntArrayRef size, std::optional<c10::ScalarType> dtype,
+                 std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                 std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
   return new_tensor(size, std::nullopt, dtype, layout, device, pin_memory, format);
 }
 
@@ -71,7 +73,8 @@ void reserve(c10::StorageImpl& storage, int64_t bytes) {
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)), static_cast<size_t>(bytes));
 }
 
-const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size,
+                         std::optional<c10::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != size) {
     const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytesContiguous(
@@ -91,7 +94,8 @@ at::Tensor& set_storage_sizes(at::Tensor& self, at::Storage storage, int64_t off
   at::native::checkSetStorage(self, storage, offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_offset(offset);
-  const at::OptionalIntArrayRef strides = stride.data() != nullptr ? at::OptionalIntArrayRef(stride) : std::nullopt;
+  const at::OptionalIntArrayRef strides =
+      stride.data() != nullptr ? at::OptionalIntArrayRef(stride) : std::nullopt;
   if (strides) {
     impl->set_sizes_and_strides(size, *strides);
   } else {
@@ -116,22 +120,29 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::DeviceType::PrivateUse1), true);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::DeviceType::PrivateUse1),
+                       true);
   const c10::DeviceGuard guard(self.device());
   return set_storage_sizes(self, std::move(storage), 0, {0}, {});
 }
 
-[[noreturn]] void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_TPU_CHECK_WITH(TypeError, E205, false, "[", op.schema().name(), "] quantized dtypes have no StableHLO element type, so \"tpu\" cannot hold them.",
+void refuse_quantized(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  std::string name = op.schema().name();
+  name.replace(name.find("::"), 2, ".");
+  const std::string& overload = op.schema().overload_name();
+  TORCH_TPU_CHECK_WITH(TypeError, E205, false, "[", name, ".", overload.empty() ? "default" : overload,
+                       "] quantized dtypes have no StableHLO element type, so \"tpu\" cannot hold them.",
                        Fix("dequantize on the CPU first: x.dequantize().to('tpu')."));
-  std::terminate();  // unreachable
 }
 
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>()); }
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>());
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for (const char* op : {"quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_tensor.tensor_qparams",
-                         "quantize_per_tensor.tensors", "quantize_per_channel"}) {
+  for (const char* op :
+       {"quantize_per_tensor", "quantize_per_tensor_dynamic", "quantize_per_tensor.tensor_qparams",
+        "quantize_per_tensor.tensors", "quantize_per_channel"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_quantized>());
   }
   m.impl("empty.memory_format", empty);

@@ -31,7 +31,8 @@ void run_composite(OpRecord& record, torch::jit::Stack& stack) {
 }
 
 void run_functional(OpRecord& record, torch::jit::Stack& stack) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(record.functional.c_str(), record.functional_overload.c_str());
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(record.functional.c_str(),
+                                                                 record.functional_overload.c_str());
   const size_t n = record.args.size();
   torch::jit::Stack inputs, outs;
   for (size_t i = 0; i < n; ++i) {
@@ -60,8 +61,10 @@ void run_on_cpu(OpRecord& record, torch::jit::Stack& stack) {
     first = g_counts[record.name]++ == 0;
   }
   if (first && policy == CpuFallback::kWarn) {
-    TORCH_WARN("[", record.name, "] has no lowering for \"tpu\" and runs on the CPU: its inputs are copied to the host and "
-               "its results back. TORCH_TPU_CPU_FALLBACK=error makes this an error, silent hides this warning.");
+    TORCH_WARN(
+        "[", record.name,
+        "] has no lowering for \"tpu\" and runs on the CPU: its inputs are copied to the host and "
+        "its results back. TORCH_TPU_CPU_FALLBACK=error makes this an error, silent hides this warning.");
   }
   at::native::cpu_fallback(record.op, &stack, /*error_on_views=*/false);
 }

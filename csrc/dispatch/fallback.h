@@ -1,9 +1,9 @@
 // The lower rungs of a miss: PyTorch's composite kernel on device tensors, then the CPU.
 #pragma once
 
-#include "dispatch/op_record.h"
-
 #include <ATen/core/stack.h>
+
+#include "dispatch/op_record.h"
 
 namespace torch_tpu {
 

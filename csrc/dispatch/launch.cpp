@@ -39,7 +39,8 @@ class Arguments {
     size_t next_donated = 0;
     for (size_t i = 0; i < spec_.arg_slots.size(); ++i) {
       Slot& slot = call_.slots[static_cast<size_t>(spec_.arg_slots[i])];
-      const bool donate = next_donated < spec_.donated.size() && spec_.donated[next_donated] == static_cast<int>(i);
+      const bool donate =
+          next_donated < spec_.donated.size() && spec_.donated[next_donated] == static_cast<int>(i);
       if (donate) ++next_donated;
       if (slot.buffer == nullptr) {
         slot.buffer = slot.storage->buffer_or_zeros(slot.dtype, slot.dims);
@@ -119,7 +120,8 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
                                                  .num_keep = args.keep.size()}),
                      call.record.name.c_str());
   } catch (const pjrt::Error& e) {
-    auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[", call.record.name, "] ", e.what())});
+    auto failure =
+        std::make_shared<Failure>(Failure{e.code, c10::str("[", call.record.name, "] ", e.what())});
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) {
       args.poison(failure);
       device.memory.ooms.fetch_add(1);
@@ -132,14 +134,16 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
   Outputs outs;
   for (size_t i = 0; i < raw.size(); ++i) {
     const OutputSpec& o = spec.outputs[i];
-    TORCH_INTERNAL_ASSERT(raw[i] != nullptr, call.record.name, ": the program has fewer results than its plan");
+    TORCH_INTERNAL_ASSERT(raw[i] != nullptr, call.record.name,
+                          ": the program has fewer results than its plan");
     outs.push_back(c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(api, raw[i]), o.dtype, o.dims,
                                                      call.record.name.c_str()));
   }
   return outs;
 }
 
-// A result whose true size came out of the program: exact where the host can copy it, else a prefix of the buffer.
+// A result whose true size came out of the program: exact where the host can copy it, else a prefix of the
+// buffer.
 at::Tensor dynamic_tensor(const OutputSpec& o, const BufferRef& buffer, const BufferRef& count) {
   int64_t n = 0;
   buffer_to_host(*count, &n);
@@ -217,17 +221,21 @@ BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRe
   PJRT_Buffer* out = nullptr;
   const int64_t keep[1] = {0};
   try {
-    device.work.push(
-        program.executable->launch(
-            {.device = device.device.handle, .args = &arg, .num_args = 1, .outs = &out, .keep = keep, .num_keep = !donate}),
-        "storage reshape");
+    device.work.push(program.executable->launch({.device = device.device.handle,
+                                                 .args = &arg,
+                                                 .num_args = 1,
+                                                 .outs = &out,
+                                                 .keep = keep,
+                                                 .num_keep = !donate}),
+                     "storage reshape");
   } catch (const pjrt::Error& e) {
     const auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())});
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
     device.work.fail(failure);
     return c10::make_intrusive<DeviceBuffer>(device, failure, source->dtype, dims);
   }
-  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out), source->dtype, dims);
+  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out),
+                                           source->dtype, dims);
 }
 
 }  // namespace torch_tpu

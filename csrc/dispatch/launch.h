@@ -5,9 +5,9 @@
 
 namespace torch_tpu {
 
-// Replaces the arguments on call.stack by the results. False if another thread changed a storage after the call was
-// taken apart: nothing has happened, take it apart again. Errors of the launch end in the results and at synchronize;
-// out of memory raises here.
+// Replaces the arguments on call.stack by the results. False if another thread changed a storage after the
+// call was taken apart: nothing has happened, take it apart again. Errors of the launch end in the results
+// and at synchronize; out of memory raises here.
 bool launch(Call& call, const Program& program);
 
 // `source` in other dims; donated if the caller holds the only reference.

@@ -32,7 +32,8 @@ pjrt::Executable compile(const ProgramSpec& spec) {
   } catch (const pjrt::Error& e) {
     const std::string text = c10::str("[", spec.name, "] the program could not be compiled: ", e.what());
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) throw_failure({e.code, text});
-    TORCH_TPU_CHECK(E104, false, text, Fix("set TORCH_TPU_DUMP_DIR to a folder to see the program; try a newer plugin."));
+    TORCH_TPU_CHECK(E104, false, text,
+                    Fix("set TORCH_TPU_DUMP_DIR to a folder to see the program; try a newer plugin."));
   }
 }
 
@@ -70,7 +71,8 @@ ProgramRef compile_spec(ProgramSpec spec) {
   });
   if (!stablehlo.empty()) g_lowering.compiled(spec.name, stablehlo, store_key, bytes, duration_ms);
   ProgramRef program;
-  Runtime::without_gil([&] { program = c10::make_intrusive<Program>(std::move(spec), std::move(executable)); });
+  Runtime::without_gil(
+      [&] { program = c10::make_intrusive<Program>(std::move(spec), std::move(executable)); });
   return program;
 }
 

@@ -19,8 +19,8 @@ void install_lowering(Lowering lowering);
 ProgramSpec lower_call(const Call& call);
 ProgramSpec lower_reshape(c10::ScalarType dtype, DimsRef from, DimsRef to);
 
-// Loads what the disk cache had, or compiles. Blocks for milliseconds to minutes; releases the GIL. Throws E104, or E304
-// if the device has no room for the program.
+// Loads what the disk cache had, or compiles. Blocks for milliseconds to minutes; releases the GIL. Throws
+// E104, or E304 if the device has no room for the program.
 ProgramRef compile_spec(ProgramSpec spec);
 
 // Programs that this process compiled, and that it loaded from the disk cache.

@@ -1,7 +1,6 @@
-// What the dispatcher knows of one ATen overload: from its schema at registration, from Python at its first call.
+// What the dispatcher knows of one ATen overload: from its schema at registration, from Python at its first
+// call.
 #pragma once
-
-#include "cache/program.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -9,20 +8,30 @@
 #include <string>
 #include <vector>
 
+#include "cache/program.h"
+
 namespace torch_tpu {
 
 struct ArgRecord {
   enum Kind : int8_t { kTensor, kTensorList, kScalar, kScalarList, kGenerator, kStatic };
   Kind kind;
-  bool written = false;       // by the schema, or by the rule's `writes`
-  bool keyed = false;         // scalars: the value is part of the key
-  std::vector<double> tested; // scalars: these values are part of the key, others are operands
-  bool is_dtype = false;      // an int that stands for a ScalarType
-  bool accepts_cpu = false;   // tensors: may be on the CPU, as PyTorch allows for this op; moved to the device
+  bool written = false;        // by the schema, or by the rule's `writes`
+  bool keyed = false;          // scalars: the value is part of the key
+  std::vector<double> tested;  // scalars: these values are part of the key, others are operands
+  bool is_dtype = false;       // an int that stands for a ScalarType
+  bool accepts_cpu = false;  // tensors: may be on the CPU, as PyTorch allows for this op; moved to the device
 };
 
 // Checks of argument values that no meta kernel can make, evaluated at every call.
-enum class ValueCheck : int8_t { kNone, kProbability, kUniformRange, kStdNonNegative, kPositive, kIntegerPower, kFill };
+enum class ValueCheck : int8_t {
+  kNone,
+  kProbability,
+  kUniformRange,
+  kStdNonNegative,
+  kPositive,
+  kIntegerPower,
+  kFill
+};
 
 struct OpRecord {
   enum State : int8_t { kUnknown, kProgram, kComposite, kCpu, kFunctional };
@@ -32,17 +41,19 @@ struct OpRecord {
   std::string name;  // "aten.add.Tensor"
   std::vector<ArgRecord> args;
   std::atomic<State> state{kUnknown};
-  bool rng = false;          // consumes random numbers
+  bool rng = false;            // consumes random numbers
   bool expands_masks = false;  // index ops: bool masks become index tensors before the op is lowered
-  bool writes = false;       // any argument is written
-  bool fills = false;        // writes one value everywhere: elements may share memory
-  bool foreach = false;      // lists may span devices, as PyTorch allows: then the composite kernel takes them one by one
+  bool writes = false;         // any argument is written
+  bool fills = false;          // writes one value everywhere: elements may share memory
+  bool foreach =
+      false;  // lists may span devices, as PyTorch allows: then the composite kernel takes them one by one
   ValueCheck check = ValueCheck::kNone;
   // kFunctional: an out= form whose result sizes depend on data runs this overload and copies its results.
   std::string functional, functional_overload;
 };
 
-// Asked once an op, before its first call: fills in what only Python knows (scalar policies, hidden writes, rung).
+// Asked once an op, before its first call: fills in what only Python knows (scalar policies, hidden writes,
+// rung).
 using DescribeFn = std::function<void(OpRecord&)>;
 void set_describe(DescribeFn describe);
 void describe_once(OpRecord& record);

@@ -27,11 +27,16 @@ void put(Words& words, const Operand& op, Encoding encoding) {
   const double f = is_float(op) ? op.f : static_cast<double>(op.i);
   const int64_t i = is_float(op) ? static_cast<int64_t>(op.f) : op.i;
   switch (encoding) {
-    case Encoding::kSkip: return;
-    case Encoding::kF32: return words.push_back(std::bit_cast<uint32_t>(static_cast<float>(f)));
-    case Encoding::kF64: return put64(words, std::bit_cast<uint64_t>(f));
-    case Encoding::kI32: return words.push_back(static_cast<uint32_t>(i));
-    case Encoding::kI64: return put64(words, static_cast<uint64_t>(i));
+    case Encoding::kSkip:
+      return;
+    case Encoding::kF32:
+      return words.push_back(std::bit_cast<uint32_t>(static_cast<float>(f)));
+    case Encoding::kF64:
+      return put64(words, std::bit_cast<uint64_t>(f));
+    case Encoding::kI32:
+      return words.push_back(static_cast<uint32_t>(i));
+    case Encoding::kI64:
+      return put64(words, static_cast<uint64_t>(i));
   }
 }
 
@@ -67,7 +72,8 @@ std::pair<uint64_t, uint64_t> draw(const Call& call, const ProgramSpec& spec) {
   return {generator.current_seed(), offset};
 }
 
-// Packs of this thread by value. Owner: the thread. Limit: its length. An entry is valid for ever: buffers do not change.
+// Packs of this thread by value. Owner: the thread. Limit: its length. An entry is valid for ever: buffers do
+// not change.
 struct Recent {
   struct Entry {
     Words words;

@@ -5,8 +5,8 @@
 
 namespace torch_tpu {
 
-// The buffer for the values of `call`, as `program` reads them. Takes (and advances) the seed and offset of the
-// generator for ops that use random numbers. Recently used packs are reused.
+// The buffer for the values of `call`, as `program` reads them. Takes (and advances) the seed and offset of
+// the generator for ops that use random numbers. Recently used packs are reused.
 BufferRef packed_operands(const Call& call, const Program& program);
 
 }  // namespace torch_tpu

@@ -8,11 +8,12 @@ namespace torch_tpu {
 // The form that a storage nobody has written gets: that of the tensor that asks first.
 void set_unwritten_form(Slot& slot, const at::Tensor& tensor);
 
-// A storage filled with raw bytes (a state dict read from a file) takes the dtype of the first tensor that covers it.
+// A storage filled with raw bytes (a state dict read from a file) takes the dtype of the first tensor that
+// covers it.
 void adopt_dtype(Slot& slot, const at::Tensor& tensor);
 
-// Reshapes the buffer to `dims`, in place where nobody else holds it, so that a write becomes a window of its dims: a
-// program that reshaped the buffer and then wrote would lose the donation and copy all of it.
+// Reshapes the buffer to `dims`, in place where nobody else holds it, so that a write becomes a window of its
+// dims: a program that reshaped the buffer and then wrote would lose the donation and copy all of it.
 void rebase(Slot& slot, DimsRef dims);
 
 }  // namespace torch_tpu

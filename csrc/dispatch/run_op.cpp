@@ -17,30 +17,60 @@ namespace {
 // Kernels of their own: metadata, and what moves data. csrc/dispatch/{factories,views,copy}.cpp.
 const std::unordered_set<std::string>& hand_written() {
   static const std::unordered_set<std::string> names = {
-      "aten::empty.memory_format", "aten::empty_strided",      "aten::as_strided",
-      "aten::view",                "aten::_reshape_alias",     "aten::alias",
-      "aten::detach",              "aten::unfold",             "aten::resize_",
-      "aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_.source_Storage_storage_offset",
-      "aten::set_",                "aten::_copy_from",         "aten::_copy_from_and_resize",
-      "aten::_local_scalar_dense", "aten::copy_",              "aten::_to_copy",
-      "aten::record_stream",       "aten::_pin_memory",        "aten::is_pinned",
-      "aten::equal",               "aten::is_set_to",          "aten::set_.source_Tensor_storage_offset",
-      "aten::resize_as_",          "aten::_resize_output_",    "aten::_resize_output",
-      "aten::lift_fresh",          "aten::lift",               "aten::empty_like",
-      "aten::_unsafe_view",        "aten::clone",              "aten::_has_compatible_shallow_copy_type",
+      "aten::empty.memory_format",
+      "aten::empty_strided",
+      "aten::as_strided",
+      "aten::view",
+      "aten::_reshape_alias",
+      "aten::alias",
+      "aten::detach",
+      "aten::unfold",
+      "aten::resize_",
+      "aten::set_.source_Storage",
+      "aten::set_.source_Tensor",
+      "aten::set_.source_Storage_storage_offset",
+      "aten::set_",
+      "aten::_copy_from",
+      "aten::_copy_from_and_resize",
+      "aten::_local_scalar_dense",
+      "aten::copy_",
+      "aten::_to_copy",
+      "aten::record_stream",
+      "aten::_pin_memory",
+      "aten::is_pinned",
+      "aten::equal",
+      "aten::is_set_to",
+      "aten::set_.source_Tensor_storage_offset",
+      "aten::resize_as_",
+      "aten::_resize_output_",
+      "aten::_resize_output",
+      "aten::lift_fresh",
+      "aten::lift",
+      "aten::empty_like",
+      "aten::_unsafe_view",
+      "aten::clone",
+      "aten::_has_compatible_shallow_copy_type",
       // In-place metadata: PyTorch's composite kernels.
-      "aten::as_strided_",         "aten::squeeze_",           "aten::squeeze_.dim",
-      "aten::squeeze_.dims",       "aten::unsqueeze_",         "aten::t_",
-      "aten::transpose_",          "aten::detach_",            "aten::set_data",
-      "aten::result_type",         "aten::_has_same_storage_numel", "aten::_cudnn_init_dropout_state",
+      "aten::as_strided_",
+      "aten::squeeze_",
+      "aten::squeeze_.dim",
+      "aten::squeeze_.dims",
+      "aten::unsqueeze_",
+      "aten::t_",
+      "aten::transpose_",
+      "aten::detach_",
+      "aten::set_data",
+      "aten::result_type",
+      "aten::_has_same_storage_numel",
+      "aten::_cudnn_init_dropout_state",
   };
   return names;
 }
 
 // Families of other backends and layouts.
 bool is_foreign(const std::string& name) {
-  static const char* const parts[] = {"mkldnn", "cudnn",   "miopen",  "sparse", "_nested", "fbgemm",
-                                      "_test_", "quantized", "_coalesce", "to_padded", "_cuda", "_mps"};
+  static const char* const parts[] = {"mkldnn", "cudnn",     "miopen",    "sparse",    "_nested", "fbgemm",
+                                      "_test_", "quantized", "_coalesce", "to_padded", "_cuda",   "_mps"};
   for (const char* part : parts) {
     if (name.find(part) != std::string::npos) return true;
   }
@@ -115,7 +145,8 @@ int register_kernels() {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     const std::string full = c10::toString(name);
     if (!op || !computes(*op, full)) continue;
-    library->impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(record_of(*op))));
+    library->impl(full.c_str() + 6,
+                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(record_of(*op))));
     ++count;
   }
   return count;

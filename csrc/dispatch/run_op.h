@@ -4,22 +4,22 @@
 //                                        |                                                    ^
 //                                        +--miss--> lower (Python) -> compile (plugin) -------+
 //
-// Out= and in-place overloads run the functional program and write its result through, as their schema says. A hit takes
-// no lock that a compile holds and calls no Python. Thread-safe; blocks on a miss only. Why one boxed kernel and not one
-// an op: docs/adr/0001.
+// Out= and in-place overloads run the functional program and write its result through, as their schema says.
+// A hit takes no lock that a compile holds and calls no Python. Thread-safe; blocks on a miss only. Why one
+// boxed kernel and not one an op: docs/adr/0001.
 #pragma once
 
-#include "dispatch/op_record.h"
-
 #include <ATen/core/stack.h>
+
+#include "dispatch/op_record.h"
 
 namespace torch_tpu {
 
 void run_op(OpRecord& record, torch::jit::Stack& stack);
 
-// Makes run_op the PrivateUse1 kernel of every aten overload that computes. Called once, at import. A backend fallback
-// would not do: structured functional overloads have a default kernel that comes before it.
-// Returns how many there are.
+// Makes run_op the PrivateUse1 kernel of every aten overload that computes. Called once, at import. A backend
+// fallback would not do: structured functional overloads have a default kernel that comes before it. Returns
+// how many there are.
 int register_kernels();
 
 // How an op without rule, decomposition or composite kernel runs.

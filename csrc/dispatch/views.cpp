@@ -1,9 +1,9 @@
 // Views: metadata only. PyTorch's own composite kernels (select, slice, transpose, expand, ...) end here.
 
 #include <ATen/native/TensorShape.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/alias_native.h>
 #include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
@@ -14,7 +14,8 @@ namespace torch_tpu {
 
 namespace {
 
-// Module.to() keeps the Parameter objects (ties, optimizers) only if a CPU tensor may take our data and the reverse.
+// Module.to() keeps the Parameter objects (ties, optimizers) only if a CPU tensor may take our data and the
+// reverse.
 bool compatible_shallow_copy(const at::Tensor& self, const at::Tensor& from) {
   const auto dense = [](const at::Tensor& t) {
     return t.layout() == c10::kStrided && (t.device().type() == c10::DeviceType::PrivateUse1 || t.is_cpu());

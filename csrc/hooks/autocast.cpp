@@ -7,7 +7,7 @@ namespace torch_tpu {
 
 namespace {
 
-using namespace at;            // the macros below name members of both
+using namespace at;  // the macros below name members of both
 using namespace at::autocast;
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }

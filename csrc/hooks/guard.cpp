@@ -1,7 +1,7 @@
 // Devices, streams and events as c10 wants them.
 //
-// A device runs its work in the order of the launches, so streams need no queue of their own: they are names, and an
-// event is a mark in the work of its device. Current device and streams are per thread.
+// A device runs its work in the order of the launches, so streams need no queue of their own: they are names,
+// and an event is a mark in the work of its device. Current device and streams are per thread.
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -41,13 +41,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {c10::DeviceType::PrivateUse1, current_device}; }
   void setDevice(c10::Device d) const override {
     TORCH_INTERNAL_ASSERT(d.type() == c10::DeviceType::PrivateUse1);
-    TORCH_TPU_CHECK(E202, d.index() >= 0, "a device index cannot be negative, but got ", static_cast<int>(d.index()));
+    TORCH_TPU_CHECK(E202, d.index() >= 0, "a device index cannot be negative, but got ",
+                    static_cast<int>(d.index()));
     if (d.index() != 0 && d.index() >= deviceCount()) Runtime::get().device(d.index());  // throws
     current_device = d.index();
   }
   void uncheckedSetDevice(c10::Device d) const noexcept override { current_device = d.index(); }
-  // Before the first use, the number expected: autograd asks once in a process, at its first backward pass of any
-  // device, and has no thread for a device that it was not told of then.
+  // Before the first use, the number expected: autograd asks once in a process, at its first backward pass of
+  // any device, and has no thread for a device that it was not told of then.
   c10::DeviceIndex deviceCount() const noexcept override {
     try {
       return Runtime::forked() ? c10::DeviceIndex{0} : at::detail::getPrivateUse1Hooks().deviceCount();
@@ -56,10 +57,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  c10::Stream getStream(c10::Device d) const override { return stream_of(current_streams[slot(d)], index_of(d)); }
+  c10::Stream getStream(c10::Device d) const override {
+    return stream_of(current_streams[slot(d)], index_of(d));
+  }
   c10::Stream getDefaultStream(c10::Device d) const override { return stream_of(0, index_of(d)); }
   c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return getNewStream(d, 0); }
-  c10::Stream getNewStream(c10::Device d, int) const override { return stream_of(next_stream.fetch_add(1), index_of(d)); }
+  c10::Stream getNewStream(c10::Device d, int) const override {
+    return stream_of(next_stream.fetch_add(1), index_of(d));
+  }
   c10::Stream exchangeStream(c10::Stream s) const override {
     auto& current = current_streams[slot(s.device())];
     const c10::Stream old = stream_of(current, s.device_index());
@@ -74,9 +79,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     Runtime::without_gil([&] { device(index).work.synchronize(); });
   }
 
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex index, const c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex index,
+              const c10::EventFlag) const override {
     TORCH_CHECK(index == -1 || index == stream.device_index(), "Event device index ", static_cast<int>(index),
-                " does not match recording stream's device index ", static_cast<int>(stream.device_index()), ".");
+                " does not match recording stream's device index ", static_cast<int>(stream.device_index()),
+                ".");
     std::shared_ptr<Mark> mark = device(stream.device_index()).work.mark();  // first: it may throw
     if (*event == nullptr) *event = new Event;
     static_cast<Event*>(*event)->mark = std::move(mark);
@@ -87,16 +94,22 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return;
     Runtime::without_gil([&] { mark_of(event).wait(); });
   }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
-    TORCH_CHECK(first != nullptr && second != nullptr, "Both events must be recorded before calculating elapsed time.");
-    TORCH_CHECK(mark_of(first).done() && mark_of(second).done(), "Both events must be completed before calculating elapsed time.");
-    return std::chrono::duration<double, std::milli>(mark_of(second).done_at() - mark_of(first).done_at()).count();
+    TORCH_CHECK(first != nullptr && second != nullptr,
+                "Both events must be recorded before calculating elapsed time.");
+    TORCH_CHECK(mark_of(first).done() && mark_of(second).done(),
+                "Both events must be completed before calculating elapsed time.");
+    return std::chrono::duration<double, std::milli>(mark_of(second).done_at() - mark_of(first).done_at())
+        .count();
   }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override {
     c10::DeviceCapability can;
-#define HOLDS(_, name) \
-  can.capability_data.supported_scalar_types.has_##name = pjrt_type(c10::ScalarType::name) != PJRT_Buffer_Type_INVALID;
+#define HOLDS(_, name)                                    \
+  can.capability_data.supported_scalar_types.has_##name = \
+      pjrt_type(c10::ScalarType::name) != PJRT_Buffer_Type_INVALID;
     AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(HOLDS)
 #undef HOLDS
     return can;
@@ -107,10 +120,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   static c10::DeviceIndex index_of(c10::Device d) { return d.index() == -1 ? current_device : d.index(); }
   static size_t slot(c10::Device d) {
     const c10::DeviceIndex index = index_of(d);
-    TORCH_TPU_CHECK(E202, index >= 0 && index < kMaxDevices, "tpu:", static_cast<int>(index), " does not exist.");
+    TORCH_TPU_CHECK(E202, index >= 0 && index < kMaxDevices, "tpu:", static_cast<int>(index),
+                    " does not exist.");
     return static_cast<size_t>(index);
   }
-  static DeviceState& device(c10::DeviceIndex index) { return Runtime::get().device(index == -1 ? current_device : index); }
+  static DeviceState& device(c10::DeviceIndex index) {
+    return Runtime::get().device(index == -1 ? current_device : index);
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

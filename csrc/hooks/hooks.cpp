@@ -53,7 +53,9 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return host_allocator(); }
   at::Device getDeviceFromPtr(void*) const override { return guard().getDevice(); }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    return default_generator(index);
+  }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override { return new_generator(index); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize_storage(*storage.unsafeGetStorageImpl(), bytes);
@@ -70,7 +72,8 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 }  // namespace
 
 void register_hooks(std::function<int()> expected_devices) {
-  at::RegisterPrivateUse1HooksInterface(new Hooks(std::move(expected_devices)));  // lives as long as the process
+  at::RegisterPrivateUse1HooksInterface(
+      new Hooks(std::move(expected_devices)));  // lives as long as the process
 }
 
 }  // namespace torch_tpu

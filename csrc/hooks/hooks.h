@@ -5,7 +5,8 @@
 
 namespace torch_tpu {
 
-// Installs the hooks, once. `expected_devices` answers how many devices there will be without touching hardware.
+// Installs the hooks, once. `expected_devices` answers how many devices there will be without touching
+// hardware.
 void register_hooks(std::function<int()> expected_devices);
 
 }  // namespace torch_tpu

@@ -45,7 +45,8 @@ class HostAllocator final : public at::HostAllocator {
     if (bytes != 0) {
       const size_t size = (bytes + kPage - 1) / kPage * kPage;
       data = std::aligned_alloc(kPage, size);
-      TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, data != nullptr, "there are no ", bytes, " bytes of pinned host memory.",
+      TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, data != nullptr, "there are no ", bytes,
+                           " bytes of pinned host memory.",
                            Fix("free pinned tensors, or use fewer or smaller batches with pin_memory."));
       Blocks& b = blocks();
       std::lock_guard lock(b.mutex);

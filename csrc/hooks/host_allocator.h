@@ -1,4 +1,5 @@
-// Pinned host memory: page-aligned plain memory that we remember, since PJRT plugins need not have a host allocator.
+// Pinned host memory: page-aligned plain memory that we remember, since PJRT plugins need not have a host
+// allocator.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -20,9 +20,8 @@ const PJRT_Api* open_plugin(const std::string& path) {
   if (api == nullptr) throw Error(PJRT_Error_Code_NOT_FOUND, path + ": GetPjrtApi returned nothing");
   const auto& v = api->pjrt_api_version;
   if (v.major_version != PJRT_API_MAJOR) {
-    throw Error(PJRT_Error_Code_UNIMPLEMENTED,
-                "it speaks PJRT " + version(v.major_version, v.minor_version) + ", built for " +
-                    version(PJRT_API_MAJOR, PJRT_API_MINOR));
+    throw Error(PJRT_Error_Code_UNIMPLEMENTED, "it speaks PJRT " + version(v.major_version, v.minor_version) +
+                                                   ", built for " + version(PJRT_API_MAJOR, PJRT_API_MINOR));
   }
   PJRT_CALL(api, PJRT_Plugin_Initialize);
   return api;
@@ -56,9 +55,9 @@ Error take_error(const PJRT_Api* api, PJRT_Error* error, const char* function) {
 
 void throw_too_old(const PJRT_Api* api, const char* function) {
   const auto& v = api->pjrt_api_version;
-  throw Error(PJRT_Error_Code_UNIMPLEMENTED,
-              std::string(function) + " is not in this plugin (PJRT " + version(v.major_version, v.minor_version) +
-                  ", built for " + version(PJRT_API_MAJOR, PJRT_API_MINOR) + ")");
+  throw Error(PJRT_Error_Code_UNIMPLEMENTED, std::string(function) + " is not in this plugin (PJRT " +
+                                                 version(v.major_version, v.minor_version) + ", built for " +
+                                                 version(PJRT_API_MAJOR, PJRT_API_MINOR) + ")");
 }
 
 const PJRT_Extension_Base* find_extension(const PJRT_Api* api, PJRT_Extension_Type type) {

@@ -46,8 +46,8 @@ Args call(const PJRT_Api* api, PJRT_Error* (*PJRT_Api::*member)(Args*), const ch
   return args;
 }
 
-#define PJRT_CALL(api, Fn, ...)                                     \
-  ::torch_tpu::pjrt::call<Fn##_Args>(api, &PJRT_Api::Fn, #Fn,       \
-                                     Fn##_Args{.struct_size = Fn##_Args_STRUCT_SIZE __VA_OPT__(, ) __VA_ARGS__})
+#define PJRT_CALL(api, Fn, ...)       \
+  ::torch_tpu::pjrt::call<Fn##_Args>( \
+      api, &PJRT_Api::Fn, #Fn, Fn##_Args{.struct_size = Fn##_Args_STRUCT_SIZE __VA_OPT__(, ) __VA_ARGS__})
 
 }  // namespace torch_tpu::pjrt

@@ -77,10 +77,10 @@ void require_functions(const PJRT_Api* api) {
 }  // namespace
 
 std::string compile_options(bool portable, const std::map<std::string, std::string>& flags) {
-  std::string build;  // ExecutableBuildOptionsProto
+  std::string build;     // ExecutableBuildOptionsProto
   put_int(build, 4, 1);  // num_replicas
   put_int(build, 5, 1);  // num_partitions
-  std::string out;  // CompileOptionsProto
+  std::string out;       // CompileOptionsProto
   put_bytes(out, 3, build);
   if (portable) put_int(out, 4, 1);
   for (const auto& [name, value] : flags) {  // env_option_overrides: map<string, OptionOverrideProto>
@@ -101,7 +101,8 @@ std::string compile_options(bool portable, const std::map<std::string, std::stri
 Client::Client(const PJRT_Api* api, const Options& options) : api_(api) {
   require_functions(api);
   const auto values = named_values(options);
-  client_ = PJRT_CALL(api, PJRT_Client_Create, .create_options = values.data(), .num_options = values.size()).client;
+  client_ = PJRT_CALL(api, PJRT_Client_Create, .create_options = values.data(), .num_options = values.size())
+                .client;
   const auto name = PJRT_CALL(api, PJRT_Client_PlatformName, .client = client_);
   platform_name_.assign(name.platform_name, name.platform_name_size);
   const auto version = PJRT_CALL(api, PJRT_Client_PlatformVersion, .client = client_);
@@ -112,12 +113,13 @@ Client::Client(const PJRT_Api* api, const Options& options) : api_(api) {
     auto* description = PJRT_CALL(api, PJRT_Device_GetDescription, .device = device).device_description;
     const auto kind = PJRT_CALL(api, PJRT_DeviceDescription_Kind, .device_description = description);
     const auto text = PJRT_CALL(api, PJRT_DeviceDescription_DebugString, .device_description = description);
-    devices_.push_back({device, PJRT_CALL(api, PJRT_DeviceDescription_Id, .device_description = description).id,
+    devices_.push_back({device,
+                        PJRT_CALL(api, PJRT_DeviceDescription_Id, .device_description = description).id,
                         std::string(kind.device_kind, kind.device_kind_size),
                         std::string(text.debug_string, text.debug_string_size)});
   }
-  host_addressable_ = platform_name_ == "cpu" &&
-                      has_function(api, &PJRT_Api::PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
+  host_addressable_ =
+      platform_name_ == "cpu" && has_function(api, &PJRT_Api::PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
 }
 
 Executable Client::compile(const std::string& stablehlo, const std::string& options) const {
@@ -148,9 +150,11 @@ Buffer Client::from_host(const void* data, PJRT_Buffer_Type type, const int64_t*
 
 std::optional<MemoryStats> Client::memory_stats(PJRT_Device* device) const {
   if (!has_function(api_, &PJRT_Api::PJRT_Device_MemoryStats)) return std::nullopt;
-  PJRT_Device_MemoryStats_Args args{.struct_size = PJRT_Device_MemoryStats_Args_STRUCT_SIZE, .device = device};
+  PJRT_Device_MemoryStats_Args args{.struct_size = PJRT_Device_MemoryStats_Args_STRUCT_SIZE,
+                                    .device = device};
   if (PJRT_Error* e = api_->PJRT_Device_MemoryStats(&args)) {
-    take_error(api_, e, "PJRT_Device_MemoryStats");  // "unimplemented" is how plugins without statistics answer
+    take_error(api_, e,
+               "PJRT_Device_MemoryStats");  // "unimplemented" is how plugins without statistics answer
     return std::nullopt;
   }
   MemoryStats stats{.bytes_in_use = args.bytes_in_use};
@@ -159,8 +163,9 @@ std::optional<MemoryStats> Client::memory_stats(PJRT_Device* device) const {
   return stats;
 }
 
-ProgramStats compile_for_topology(const PJRT_Api* api, const std::string& topology, const std::string& stablehlo,
-                                  const std::string& options, std::string* serialized) {
+ProgramStats compile_for_topology(const PJRT_Api* api, const std::string& topology,
+                                  const std::string& stablehlo, const std::string& options,
+                                  std::string* serialized) {
   auto* description = PJRT_CALL(api, PJRT_TopologyDescription_Create, .topology_name = topology.data(),
                                 .topology_name_size = topology.size())
                           .topology;

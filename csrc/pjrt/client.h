@@ -1,7 +1,6 @@
-// A client of a plugin: its devices, compilation, host transfers. Also compilation for a topology without devices.
+// A client of a plugin: its devices, compilation, host transfers. Also compilation for a topology without
+// devices.
 #pragma once
-
-#include "pjrt/executable.h"
 
 #include <map>
 #include <memory>
@@ -9,6 +8,8 @@
 #include <string>
 #include <variant>
 #include <vector>
+
+#include "pjrt/executable.h"
 
 namespace torch_tpu::pjrt {
 
@@ -31,8 +32,8 @@ struct ProgramStats {
   int64_t code_bytes = 0, argument_bytes = 0, output_bytes = 0, alias_bytes = 0, temp_bytes = 0;
 };
 
-// Serialised CompileOptionsProto for one replica and one partition; `portable` programs run on any device of the
-// client. `flags` are XLA debug options by name ("xla_allow_excess_precision": "false").
+// Serialised CompileOptionsProto for one replica and one partition; `portable` programs run on any device of
+// the client. `flags` are XLA debug options by name ("xla_allow_excess_precision": "false").
 std::string compile_options(bool portable, const std::map<std::string, std::string>& flags);
 
 class Client {
@@ -51,10 +52,10 @@ class Client {
   // StableHLO text to a loaded program. Blocks for milliseconds to minutes: hold neither a lock nor the GIL.
   Executable compile(const std::string& stablehlo, const std::string& options) const;
   Executable deserialize(const std::string& bytes) const;
-  // Copies dense row-major host data. With `during_call` the data may change once this returns; else it must live
-  // until `*done` is ready.
-  Buffer from_host(const void* data, PJRT_Buffer_Type type, const int64_t* dims, size_t rank, PJRT_Device* device,
-                   bool during_call, Event* done) const;
+  // Copies dense row-major host data. With `during_call` the data may change once this returns; else it must
+  // live until `*done` is ready.
+  Buffer from_host(const void* data, PJRT_Buffer_Type type, const int64_t* dims, size_t rank,
+                   PJRT_Device* device, bool during_call, Event* done) const;
   std::optional<MemoryStats> memory_stats(PJRT_Device* device) const;
 
  private:
@@ -67,7 +68,8 @@ class Client {
 
 // Compiles for a slice that is not attached ("v5e:2x2"); returns the compiler's figures and, on request, the
 // serialised executable. Throws Error.
-ProgramStats compile_for_topology(const PJRT_Api* api, const std::string& topology, const std::string& stablehlo,
-                                  const std::string& options, std::string* serialized);
+ProgramStats compile_for_topology(const PJRT_Api* api, const std::string& topology,
+                                  const std::string& stablehlo, const std::string& options,
+                                  std::string* serialized);
 
 }  // namespace torch_tpu::pjrt

@@ -1,11 +1,11 @@
 // A future of the plugin: becomes ready once, with or without an error.
 #pragma once
 
-#include "pjrt/api.h"
-
 #include <functional>
 #include <memory>
 #include <optional>
+
+#include "pjrt/api.h"
 
 namespace torch_tpu::pjrt {
 
@@ -29,7 +29,8 @@ class Event {
   bool is_ready() const { return PJRT_CALL(api_, PJRT_Event_IsReady, .event = event_).is_ready; }
   // Blocks the caller until ready. Returns the error of the work, if it failed. Do not hold the GIL.
   std::optional<Error> await() const;
-  // Runs `callback` once the event is ready, on a thread of the plugin or in the caller. It must not throw or block.
+  // Runs `callback` once the event is ready, on a thread of the plugin or in the caller. It must not throw or
+  // block.
   void on_ready(std::function<void()> callback) const;
 
  private:

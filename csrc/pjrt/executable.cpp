@@ -11,7 +11,8 @@ struct Unloaded {
         get(PJRT_CALL(api, PJRT_LoadedExecutable_GetExecutable, .loaded_executable = loaded).executable) {}
   Unloaded(const Unloaded&) = delete;
   ~Unloaded() {
-    PJRT_Executable_Destroy_Args d{.struct_size = PJRT_Executable_Destroy_Args_STRUCT_SIZE, .executable = get};
+    PJRT_Executable_Destroy_Args d{.struct_size = PJRT_Executable_Destroy_Args_STRUCT_SIZE,
+                                   .executable = get};
     if (PJRT_Error* e = api->PJRT_Executable_Destroy(&d)) take_error(api, e, "PJRT_Executable_Destroy");
   }
   const PJRT_Api* api;
@@ -37,8 +38,8 @@ Event Executable::launch(const Launch& launch) const {
   PJRT_Buffer** out_lists[1] = {launch.outs};
   PJRT_Event* done[1] = {nullptr};
   PJRT_CALL(api_, PJRT_LoadedExecutable_Execute, .executable = loaded_, .options = &options,
-            .argument_lists = arg_lists, .num_devices = 1, .num_args = launch.num_args, .output_lists = out_lists,
-            .device_complete_events = done, .execute_device = launch.device);
+            .argument_lists = arg_lists, .num_devices = 1, .num_args = launch.num_args,
+            .output_lists = out_lists, .device_complete_events = done, .execute_device = launch.device);
   return Event(api_, done[0]);
 }
 

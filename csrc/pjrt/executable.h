@@ -1,9 +1,9 @@
 // A compiled program, loaded on the devices of a client.
 #pragma once
 
-#include "pjrt/buffer.h"
-
 #include <string>
+
+#include "pjrt/buffer.h"
 
 namespace torch_tpu::pjrt {
 
@@ -18,12 +18,12 @@ class Executable {
     PJRT_Device* device;
     PJRT_Buffer* const* args;
     size_t num_args;
-    PJRT_Buffer** outs;  // filled; as many as the program has results
+    PJRT_Buffer** outs;   // filled; as many as the program has results
     const int64_t* keep;  // indices of arguments that must not be donated although the program may alias them
     size_t num_keep;
   };
-  // Starts the program; small ones may run in the caller. Returns the completion event. Throws Error if it could
-  // not be started: then `outs` is untouched, but donated arguments may be consumed.
+  // Starts the program; small ones may run in the caller. Returns the completion event. Throws Error if it
+  // could not be started: then `outs` is untouched, but donated arguments may be consumed.
   Event launch(const Launch& launch) const;
 
   std::string serialize() const;

@@ -1,4 +1,5 @@
-// Exceptions across the border: Python's keep their type on the way through C++, C++'s get theirs on the way to Python.
+// Exceptions across the border: Python's keep their type on the way through C++, C++'s get theirs on the way
+// to Python.
 #pragma once
 
 #include <torch/csrc/Exceptions.h>
@@ -6,7 +7,8 @@
 
 namespace torch_tpu {
 
-// Runs `fn` with the GIL; a Python exception goes on as torch's python_error, which keeps its type in any thread.
+// Runs `fn` with the GIL; a Python exception goes on as torch's python_error, which keeps its type in any
+// thread.
 template <class Fn>
 void with_python(Fn&& fn) {
   const pybind11::gil_scoped_acquire gil;

@@ -13,7 +13,8 @@ namespace torch_tpu {
 
 namespace {
 
-// Dispatch keys as a user's thread has them: kernels run below autograd, where BackendSelect and others are off.
+// Dispatch keys as a user's thread has them: kernels run below autograd, where BackendSelect and others are
+// off.
 std::optional<c10::impl::LocalDispatchKeySet> g_default_keys;
 
 py::object dtype_object(c10::ScalarType t) {
@@ -21,8 +22,10 @@ py::object dtype_object(c10::ScalarType t) {
 }
 
 at::Tensor meta_tensor(const at::Tensor& t) {
-  if (!t.defined() || t.is_cpu()) return t;  // rank-0 CPU tensors are scalars; meta kernels take them as they are
-  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {  // Python kernels ask a number for its value, which meta has not
+  if (!t.defined() || t.is_cpu())
+    return t;  // rank-0 CPU tensors are scalars; meta kernels take them as they are
+  if (t.unsafeGetTensorImpl()
+          ->is_wrapped_number()) {  // Python kernels ask a number for its value, which meta has not
     at::Tensor number = at::ones({}, t.options().device(at::kCPU));
     number.unsafeGetTensorImpl()->set_wrapped_number(true);
     return number;
@@ -54,7 +57,8 @@ class MissCall {
   std::string name() const { return call_.record.name; }
   int64_t state() const { return call_.key.words[1]; }
 
-  // Per schema argument: None, ("tensor", i), ("tensors", [i | None]), ("operand", i), ("operands", [("operand", i) | ("value", x)]),
+  // Per schema argument: None, ("tensor", i), ("tensors", [i | None]), ("operand", i), ("operands",
+  // [("operand", i) | ("value", x)]),
   // ("value", x).
   py::list args() const {
     py::list out;
@@ -63,14 +67,15 @@ class MissCall {
     return out;
   }
 
-  // (dtype, sizes, strides, slot, conj, neg, wrapped, written, plan) of each tensor argument, lists flattened;
-  // plan: None or (kind, dims, [(size, step, sliced)], covers).
+  // (dtype, sizes, strides, slot, conj, neg, wrapped, written, plan) of each tensor argument, lists
+  // flattened; plan: None or (kind, dims, [(size, step, sliced)], covers).
   py::list tensors() const {
     py::list out;
     for (const TensorArg& t : call_.tensors) {
       const at::Tensor& x = *t.tensor;
-      out.append(py::make_tuple(dtype_object(x.scalar_type()), x.sizes().vec(), x.strides().vec(), t.slot, x.is_conj(),
-                                x.is_neg(), x.unsafeGetTensorImpl()->is_wrapped_number(), t.written, plan(t)));
+      out.append(py::make_tuple(dtype_object(x.scalar_type()), x.sizes().vec(), x.strides().vec(), t.slot,
+                                x.is_conj(), x.is_neg(), x.unsafeGetTensorImpl()->is_wrapped_number(),
+                                t.written, plan(t)));
     }
     return out;
   }
@@ -106,8 +111,8 @@ class MissCall {
     return out;
   }
 
-  // Results of another overload on meta tensors, its arguments taken from this call by name. Raises what its meta
-  // kernel raises. Thread-safe under the GIL.
+  // Results of another overload on meta tensors, its arguments taken from this call by name. Raises what its
+  // meta kernel raises. Thread-safe under the GIL.
   py::list meta(const std::string& op_name, const std::string& overload) const {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(op_name.c_str(), overload.c_str());
     torch::jit::Stack stack;
@@ -117,8 +122,8 @@ class MissCall {
         const auto i = static_cast<size_t>(*index);
         stack.push_back(meta_value(call_.arg(i), call_.record.args[i], arg));
       } else {
-        TORCH_CHECK(arg.default_value(), op_name, ".", overload, " needs ", arg.name(), ", which ", call_.record.name,
-                    " does not have");
+        TORCH_CHECK(arg.default_value(), op_name, ".", overload, " needs ", arg.name(), ", which ",
+                    call_.record.name, " does not have");
         stack.push_back(*arg.default_value());
       }
     }
@@ -137,7 +142,8 @@ class MissCall {
 
  private:
   py::object static_value(const c10::IValue& v, size_t i) const {
-    if (call_.record.args[i].is_dtype && v.isInt()) return dtype_object(static_cast<c10::ScalarType>(v.toInt()));
+    if (call_.record.args[i].is_dtype && v.isInt())
+      return dtype_object(static_cast<c10::ScalarType>(v.toInt()));
     return torch::jit::toPyObject(v);
   }
 
@@ -176,7 +182,8 @@ class MissCall {
     if (v.isList() && rec.kind == ArgRecord::kScalarList) {
       py::list list;
       for (const c10::IValue& item : static_cast<const c10::IValue&>(v).toList()) {
-        list.append(is_operand(item, i) ? operand_of(i, operand) : py::make_tuple("value", static_value(item, i)));
+        list.append(is_operand(item, i) ? operand_of(i, operand)
+                                        : py::make_tuple("value", static_value(item, i)));
       }
       return py::make_tuple("list", list);
     }
@@ -189,7 +196,8 @@ class MissCall {
     static const char* const kinds[] = {"whole", "box", "gather"};
     py::list windows;
     for (const auto& w : p.windows) windows.append(py::make_tuple(w.size, w.step, w.sliced));
-    return py::make_tuple(kinds[p.kind], std::vector<int64_t>(p.dims.begin(), p.dims.end()), windows, p.covers);
+    return py::make_tuple(kinds[p.kind], std::vector<int64_t>(p.dims.begin(), p.dims.end()), windows,
+                          p.covers);
   }
 
   const Call& call_;
@@ -201,7 +209,9 @@ Dims dims_of(const py::handle& h) {
   return dims;
 }
 
-c10::ScalarType scalar_type_of(const py::handle& h) { return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type; }
+c10::ScalarType scalar_type_of(const py::handle& h) {
+  return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type;
+}
 
 // ("output", i) | ("argument", i) | ("none",) | ("list", [...])
 ReturnSpec return_of(const py::handle& h) {
@@ -231,14 +241,17 @@ ProgramSpec spec_of(const py::object& plan, std::string name) {
   ProgramSpec spec;
   spec.name = std::move(name);
   const auto rung = plan.attr("rung").cast<std::string>();
-  spec.rung = rung == "program" ? ProgramSpec::kProgram : rung == "composite" ? ProgramSpec::kComposite : ProgramSpec::kCpu;
+  spec.rung = rung == "program"     ? ProgramSpec::kProgram
+              : rung == "composite" ? ProgramSpec::kComposite
+                                    : ProgramSpec::kCpu;
   if (spec.rung != ProgramSpec::kProgram) return spec;
   spec.stablehlo = plan.attr("stablehlo").cast<std::string>();
   spec.serialized = plan.attr("serialized").cast<std::string>();
   spec.store_key = plan.attr("store_key").cast<std::string>();
   spec.arg_slots = plan.attr("arg_slots").cast<std::vector<int>>();
   spec.donated = plan.attr("donated").cast<std::vector<int>>();
-  for (const py::handle& e : plan.attr("encodings")) spec.operands.push_back(static_cast<Encoding>(e.cast<int>()));
+  for (const py::handle& e : plan.attr("encodings"))
+    spec.operands.push_back(static_cast<Encoding>(e.cast<int>()));
   for (const py::handle& o : plan.attr("outputs")) spec.outputs.push_back(output_of(o));
   for (const py::handle& r : plan.attr("returns")) spec.returns.push_back(return_of(r));
   for (const py::handle& r : plan.attr("resizes")) {
@@ -248,7 +261,8 @@ ProgramSpec spec_of(const py::object& plan, std::string name) {
   return spec;
 }
 
-// What Python says of an op: rung, rng, expands_masks, check, and per argument (written, keyed, tested, accepts_cpu).
+// What Python says of an op: rung, rng, expands_masks, check, and per argument (written, keyed, tested,
+// accepts_cpu).
 void apply_description(OpRecord& record, const py::object& d) {
   record.rng = d.attr("rng").cast<bool>();
   record.expands_masks = d.attr("expands_masks").cast<bool>();
@@ -262,7 +276,8 @@ void apply_description(OpRecord& record, const py::object& d) {
     arg.accepts_cpu = accepts_cpu;
     record.writes |= written;
   }
-  std::tie(record.functional, record.functional_overload) = d.attr("functional").cast<std::pair<std::string, std::string>>();
+  std::tie(record.functional, record.functional_overload) =
+      d.attr("functional").cast<std::pair<std::string, std::string>>();
   const auto rung = d.attr("rung").cast<std::string>();
   record.state.store(rung == "program"      ? OpRecord::kProgram
                      : rung == "composite"  ? OpRecord::kComposite
@@ -273,32 +288,34 @@ void apply_description(OpRecord& record, const py::object& d) {
 
 void install(py::object describe, py::object lower, py::object reshape, py::object compiled) {
   // The functions live as long as the process; their references must not be dropped without the GIL.
-  auto* const fns = new std::array<py::object, 4>{std::move(describe), std::move(lower), std::move(reshape), std::move(compiled)};
-  set_describe([fns](OpRecord& record) {
-    with_python([&] { apply_description(record, (*fns)[0](record.name)); });
-  });
-  install_lowering({.lower =
-                        [fns](const Call& call) {
-                          ProgramSpec spec;
-                          with_python([&] {
-                            const MissCall miss(call);
-                            spec = spec_of((*fns)[1](py::cast(&miss, py::return_value_policy::reference)), call.record.name);
-                          });
-                          return spec;
-                        },
-                    .reshape =
-                        [fns](c10::ScalarType dtype, DimsRef from, DimsRef to) {
-                          ProgramSpec spec;
-                          with_python([&] {
-                            spec = spec_of((*fns)[2](dtype_object(dtype), from.vec(), to.vec()), "storage reshape");
-                          });
-                          return spec;
-                        },
-                    .compiled =
-                        [fns](const std::string& op, const std::string& stablehlo, const std::string& store_key,
-                              const std::string& executable, double duration_ms) {
-                          with_python([&] { (*fns)[3](op, stablehlo, store_key, py::bytes(executable), duration_ms); });
-                        }});
+  auto* const fns = new std::array<py::object, 4>{std::move(describe), std::move(lower), std::move(reshape),
+                                                  std::move(compiled)};
+  set_describe(
+      [fns](OpRecord& record) { with_python([&] { apply_description(record, (*fns)[0](record.name)); }); });
+  install_lowering(
+      {.lower =
+           [fns](const Call& call) {
+             ProgramSpec spec;
+             with_python([&] {
+               const MissCall miss(call);
+               spec =
+                   spec_of((*fns)[1](py::cast(&miss, py::return_value_policy::reference)), call.record.name);
+             });
+             return spec;
+           },
+       .reshape =
+           [fns](c10::ScalarType dtype, DimsRef from, DimsRef to) {
+             ProgramSpec spec;
+             with_python([&] {
+               spec = spec_of((*fns)[2](dtype_object(dtype), from.vec(), to.vec()), "storage reshape");
+             });
+             return spec;
+           },
+       .compiled =
+           [fns](const std::string& op, const std::string& stablehlo, const std::string& store_key,
+                 const std::string& executable, double duration_ms) {
+             with_python([&] { (*fns)[3](op, stablehlo, store_key, py::bytes(executable), duration_ms); });
+           }});
 }
 
 }  // namespace

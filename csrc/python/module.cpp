@@ -1,9 +1,8 @@
 // The extension module torch_tpu._C. torch_tpu/runtime is its only importer; torch_tpu/_C.pyi describes it.
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
-
-#include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include "cache/executable_cache.h"
 #include "dispatch/lower.h"
@@ -38,7 +37,8 @@ PluginSpec plugin_spec_of(const py::object& o) {
   return spec;
 }
 
-// `plugin_spec()` is called at first use of the device, `expected_devices()` whenever PyTorch asks whether there is one.
+// `plugin_spec()` is called at first use of the device, `expected_devices()` whenever PyTorch asks whether
+// there is one.
 void install_runtime(py::object plugin_spec, py::object expected_devices) {
   auto* const fns = new std::array<py::object, 2>{std::move(plugin_spec), std::move(expected_devices)};
   Runtime::install(
@@ -76,18 +76,24 @@ py::dict device_info(int index) {
 py::dict plugin_info(const std::string& path) {
   const PJRT_Api* api = pjrt::load_plugin(path);
   static const std::pair<PJRT_Extension_Type, const char*> names[] = {
-      {PJRT_Extension_Type_Profiler, "Profiler"},       {PJRT_Extension_Type_Stream, "Stream"},
-      {PJRT_Extension_Type_Layouts, "Layouts"},         {PJRT_Extension_Type_FFI, "FFI"},
-      {PJRT_Extension_Type_RawBuffer, "RawBuffer"},     {PJRT_Extension_Type_MemoryDescriptions, "MemoryDescriptions"},
-      {PJRT_Extension_Type_PhaseCompile, "PhaseCompile"}, {PJRT_Extension_Type_HostAllocator, "HostAllocator"},
-      {PJRT_Extension_Type_Callback, "Callback"},       {PJRT_Extension_Type_CrossHostTransfers, "CrossHostTransfers"},
+      {PJRT_Extension_Type_Profiler, "Profiler"},
+      {PJRT_Extension_Type_Stream, "Stream"},
+      {PJRT_Extension_Type_Layouts, "Layouts"},
+      {PJRT_Extension_Type_FFI, "FFI"},
+      {PJRT_Extension_Type_RawBuffer, "RawBuffer"},
+      {PJRT_Extension_Type_MemoryDescriptions, "MemoryDescriptions"},
+      {PJRT_Extension_Type_PhaseCompile, "PhaseCompile"},
+      {PJRT_Extension_Type_HostAllocator, "HostAllocator"},
+      {PJRT_Extension_Type_Callback, "Callback"},
+      {PJRT_Extension_Type_CrossHostTransfers, "CrossHostTransfers"},
   };
   py::list extensions;
   for (const auto& [type, name] : names) {
     if (pjrt::find_extension(api, type) != nullptr) extensions.append(name);
   }
   py::dict info;
-  info["api_version"] = py::make_tuple(api->pjrt_api_version.major_version, api->pjrt_api_version.minor_version);
+  info["api_version"] =
+      py::make_tuple(api->pjrt_api_version.major_version, api->pjrt_api_version.minor_version);
   info["extensions"] = extensions;
   return info;
 }
@@ -122,17 +128,20 @@ std::vector<at::Tensor> run_stablehlo(const std::string& text, const std::vector
   const auto done = executable.launch(
       {.device = device.device.handle, .args = args.data(), .num_args = args.size(), .outs = raw.data()});
   for (size_t i = 0; i < raw.size(); ++i) {
-    DeviceBuffer out(device, pjrt::Buffer(runtime.client().api(), raw[i]), outputs[i].scalar_type(), outputs[i].sizes());
+    DeviceBuffer out(device, pjrt::Buffer(runtime.client().api(), raw[i]), outputs[i].scalar_type(),
+                     outputs[i].sizes());
     buffer_to_host(out, outputs[i].mutable_data_ptr());
   }
   return outputs;
 }
 
-py::dict compile_for_topology(const std::string& plugin, const std::string& topology, const std::string& text) {
+py::dict compile_for_topology(const std::string& plugin, const std::string& topology,
+                              const std::string& text) {
   pjrt::ProgramStats s;
   {
     const py::gil_scoped_release release;
-    s = pjrt::compile_for_topology(pjrt::load_plugin(plugin), topology, text, pjrt::compile_options(false, {}), nullptr);
+    s = pjrt::compile_for_topology(pjrt::load_plugin(plugin), topology, text,
+                                   pjrt::compile_options(false, {}), nullptr);
   }
   py::dict out;
   out["code_bytes"] = s.code_bytes;
@@ -186,12 +195,14 @@ void bind_cache(py::module_& m) {
 }
 
 void bind_tools(py::module_& m) {
-  m.def("run_stablehlo", [](const std::string& text, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
-    return translated([&] { return run_stablehlo(text, in, out); });
-  });
-  m.def("compile_for_topology", [](const std::string& plugin, const std::string& topology, const std::string& text) {
-    return translated([&] { return compile_for_topology(plugin, topology, text); });
-  });
+  m.def("run_stablehlo",
+        [](const std::string& text, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
+          return translated([&] { return run_stablehlo(text, in, out); });
+        });
+  m.def("compile_for_topology",
+        [](const std::string& plugin, const std::string& topology, const std::string& text) {
+          return translated([&] { return compile_for_topology(plugin, topology, text); });
+        });
   m.def("storage_form", [](const at::Tensor& t) { return translated([&] { return storage_form(t); }); });
 }
 

@@ -15,13 +15,15 @@ namespace torch_tpu {
 
 namespace {
 
-// State: 16 bytes, seed then offset, little-endian: what DTensor and torch.utils.checkpoint expect of a Philox state.
+// State: 16 bytes, seed then offset, little-endian: what DTensor and torch.utils.checkpoint expect of a
+// Philox state.
 constexpr int64_t kStateBytes = 16;
 
 class Generator final : public c10::GeneratorImpl {
  public:
   explicit Generator(c10::DeviceIndex index)
-      : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
+      : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index),
+                      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
@@ -36,7 +38,8 @@ class Generator final : public c10::GeneratorImpl {
   }
   void set_state(const c10::TensorImpl& state) override {
     at::detail::check_rng_state(state);
-    TORCH_CHECK(state.numel() == kStateBytes, "RNG state must have ", kStateBytes, " bytes, but got ", state.numel());
+    TORCH_CHECK(state.numel() == kStateBytes, "RNG state must have ", kStateBytes, " bytes, but got ",
+                state.numel());
     const auto* bytes = static_cast<const char*>(state.data());
     std::memcpy(&seed_, bytes, sizeof seed_);
     std::memcpy(&offset_, bytes + sizeof seed_, sizeof offset_);
@@ -67,7 +70,7 @@ c10::DeviceIndex checked(c10::DeviceIndex index) {
 }
 
 struct Defaults {
-  std::mutex mutex;  // guards the two below
+  std::mutex mutex;                      // guards the two below
   std::deque<at::Generator> generators;  // only grows, and never moves its elements
   std::optional<uint64_t> seed;          // of the ones to come
 };

@@ -1,5 +1,5 @@
-// The random state of a device: a seed and an offset, on the host. Kernels take both as operands (counter-based
-// Philox), so there is no device state and one program an op.
+// The random state of a device: a seed and an offset, on the host. Kernels take both as operands
+// (counter-based Philox), so there is no device state and one program an op.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -28,9 +28,10 @@ struct Space {
   std::array<SizeClass, kReservedBits + 1> classes;
 
   Space() {
-    void* p = mmap(nullptr, size_t{1} << kReservedBits, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    // Without a reservation (ulimit -v) addresses come from the non-canonical middle of the address space, where no
-    // mapping can be: still unique, and a stray dereference still faults.
+    void* p = mmap(nullptr, size_t{1} << kReservedBits, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // Without a reservation (ulimit -v) addresses come from the non-canonical middle of the address space,
+    // where no mapping can be: still unique, and a stray dereference still faults.
     base = p == MAP_FAILED ? reinterpret_cast<char*>(uintptr_t{1} << 60) : static_cast<char*>(p);
   }
 };
@@ -47,7 +48,8 @@ size_t class_of(size_t bytes) { return std::max<size_t>(kMinBits, std::bit_width
 void* take_address(size_t bytes) {
   if (bytes == 0) return nullptr;
   const size_t bits = class_of(bytes);
-  TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, bits < kReservedBits, "a storage of ", bytes, " bytes is too large.");
+  TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, bits < kReservedBits, "a storage of ", bytes,
+                       " bytes is too large.");
   Space& s = space();
   SizeClass& c = s.classes[bits];
   {

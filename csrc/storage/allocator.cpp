@@ -25,22 +25,26 @@ class Allocator final : public c10::DeviceAllocator {
 
   bool initialized() override { return Runtime::initialized(); }
   void emptyCache(c10::MempoolId_t) override {}  // PJRT owns the memory: nothing is cached here
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // PJRT keeps buffers alive for their readers
+  void recordStream(const c10::DataPtr&, c10::Stream) override {
+  }  // PJRT keeps buffers alive for their readers
 
   DeviceStats getDeviceStats(c10::DeviceIndex index) override {
     const MemoryCounters& m = Runtime::get().device(index).memory;
     DeviceStats stats;
-    const auto fill = [](c10::CachingAllocator::StatArray& to, int64_t now, int64_t peak, int64_t made, int64_t freed) {
+    const auto fill = [](c10::CachingAllocator::StatArray& to, int64_t now, int64_t peak, int64_t made,
+                         int64_t freed) {
       auto& stat = to[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
       stat.current = now;
       stat.peak = peak;
       stat.allocated = made;
       stat.freed = freed;
     };
-    for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+    for (auto* bytes :
+         {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
       fill(*bytes, m.bytes, m.peak_bytes, m.allocated_bytes, m.freed_bytes);
     }
-    for (auto* count : {&stats.allocation, &stats.active}) fill(*count, m.buffers, m.peak_buffers, m.allocations, m.frees);
+    for (auto* count : {&stats.allocation, &stats.active})
+      fill(*count, m.buffers, m.peak_buffers, m.allocations, m.frees);
     stats.num_ooms = m.ooms;
     stats.num_device_alloc = m.allocations;
     stats.num_device_free = m.frees;
@@ -49,7 +53,8 @@ class Allocator final : public c10::DeviceAllocator {
 
   void resetAccumulatedStats(c10::DeviceIndex index) override {
     MemoryCounters& m = Runtime::get().device(index).memory;
-    for (auto* counter : {&m.allocated_bytes, &m.freed_bytes, &m.allocations, &m.frees, &m.ooms}) counter->store(0);
+    for (auto* counter : {&m.allocated_bytes, &m.freed_bytes, &m.allocations, &m.frees, &m.ooms})
+      counter->store(0);
   }
   void resetPeakStats(c10::DeviceIndex index) override {
     MemoryCounters& m = Runtime::get().device(index).memory;
@@ -61,7 +66,8 @@ class Allocator final : public c10::DeviceAllocator {
     Runtime& runtime = Runtime::get();
     DeviceState& device = runtime.device(index);
     if (const auto stats = runtime.client().memory_stats(device.device.handle); stats && stats->bytes_limit) {
-      return {static_cast<size_t>(*stats->bytes_limit - stats->bytes_in_use), static_cast<size_t>(*stats->bytes_limit)};
+      return {static_cast<size_t>(*stats->bytes_limit - stats->bytes_in_use),
+              static_cast<size_t>(*stats->bytes_limit)};
     }
     return host_memory_info();
   }

@@ -9,8 +9,8 @@
 namespace torch_tpu {
 
 void throw_failure(const Failure& failure) {
-  TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, failure.code != PJRT_Error_Code_RESOURCE_EXHAUSTED, failure.text,
-                       Fix("free tensors you no longer need, or use smaller batches."));
+  TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, failure.code != PJRT_Error_Code_RESOURCE_EXHAUSTED,
+                       failure.text, Fix("free tensors you no longer need, or use smaller batches."));
   TORCH_TPU_CHECK(E203, false, failure.text);
 }
 
@@ -36,7 +36,8 @@ void Mark::wait() {
 
 void WorkQueue::finish(const Pending& pending) {
   if (auto error = pending.event->await()) {
-    fail(std::make_shared<Failure>(Failure{error->code, std::string("[") + pending.op + "] " + error->what()}));
+    fail(std::make_shared<Failure>(
+        Failure{error->code, std::string("[") + pending.op + "] " + error->what()}));
   }
 }
 
@@ -109,10 +110,13 @@ void WorkQueue::synchronize() {
     const std::optional<pjrt::Error> error = oldest.event->await();
     {
       std::lock_guard lock(mutex_);
-      if (pending_.empty() || pending_.front().number != oldest.number) continue;  // whoever removed it reports it
+      if (pending_.empty() || pending_.front().number != oldest.number)
+        continue;  // whoever removed it reports it
       pending_.pop_front();
     }
-    if (error) fail(std::make_shared<Failure>(Failure{error->code, std::string("[") + oldest.op + "] " + error->what()}));
+    if (error)
+      fail(std::make_shared<Failure>(
+          Failure{error->code, std::string("[") + oldest.op + "] " + error->what()}));
   }
   if (failure != nullptr) throw_failure(*failure);
 }
@@ -154,8 +158,9 @@ Runtime::SpecFn g_spec;
 Runtime::WithoutGilFn g_without_gil;
 
 [[noreturn]] void throw_plugin_error(const PluginSpec& spec, const pjrt::Error& e) {
-  TORCH_TPU_CHECK_WITH(NotImplementedError, E302, e.code != PJRT_Error_Code_UNIMPLEMENTED, "PJRT plugin ", spec.path,
-                       " lacks what is needed: ", e.what(), Fix("install another version of the plugin, in general a newer one."));
+  TORCH_TPU_CHECK_WITH(NotImplementedError, E302, e.code != PJRT_Error_Code_UNIMPLEMENTED, "PJRT plugin ",
+                       spec.path, " lacks what is needed: ", e.what(),
+                       Fix("install another version of the plugin, in general a newer one."));
   TORCH_TPU_CHECK(E301, false, "PJRT plugin ", spec.path, " cannot be used: ", e.what(),
                   Fix("check TORCH_TPU_PLUGIN and the installation of the plugin (xla-cpu-pjrt, libtpu)."));
 }
@@ -176,9 +181,10 @@ bool Runtime::initialized() { return g_runtime.load(std::memory_order_acquire) !
 bool Runtime::forked() { return g_forked.load(std::memory_order_relaxed); }
 
 Runtime& Runtime::get() {
-  TORCH_TPU_CHECK(E303, !forked(),
-                  "the device \"tpu\" was used before this process was forked, and PJRT clients do not survive a fork.",
-                  Fix("use the spawn start method: torch.multiprocessing.set_start_method('spawn')."));
+  TORCH_TPU_CHECK(
+      E303, !forked(),
+      "the device \"tpu\" was used before this process was forked, and PJRT clients do not survive a fork.",
+      Fix("use the spawn start method: torch.multiprocessing.set_start_method('spawn')."));
   if (Runtime* runtime = g_runtime.load(std::memory_order_acquire)) return *runtime;
   without_gil([] {
     std::lock_guard lock(g_mutex);
@@ -188,7 +194,8 @@ Runtime& Runtime::get() {
 }
 
 Runtime::Runtime(PluginSpec spec) : spec_(std::move(spec)) {
-  TORCH_TPU_CHECK(E301, !spec_.path.empty(), "there is no device \"tpu\": TORCH_TPU_PLUGIN=none, or no plugin is installed.",
+  TORCH_TPU_CHECK(E301, !spec_.path.empty(),
+                  "there is no device \"tpu\": TORCH_TPU_PLUGIN=none, or no plugin is installed.",
                   Fix("pip install xla-cpu-pjrt, or set TORCH_TPU_PLUGIN."));
   // XLA greets on stderr at INFO; warnings and errors stay. A level that the user chose stays too.
   setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);
@@ -207,10 +214,11 @@ Runtime::Runtime(PluginSpec spec) : spec_(std::move(spec)) {
 }
 
 DeviceState& Runtime::device(int index) {
-  TORCH_TPU_CHECK(E202, index >= 0 && index < device_count(), "tpu:", index, " does not exist: there ",
-                  device_count() == 1 ? "is 1 device" : "are " + std::to_string(device_count()) + " devices",
-                  Fix("use an index below torch.tpu.device_count(); TORCH_TPU_CPU_DEVICES sets how many the CPU "
-                      "plugin has."));
+  TORCH_TPU_CHECK(
+      E202, index >= 0 && index < device_count(), "tpu:", index, " does not exist: there ",
+      device_count() == 1 ? "is 1 device" : "are " + std::to_string(device_count()) + " devices",
+      Fix("use an index below torch.tpu.device_count(); TORCH_TPU_CPU_DEVICES sets how many the CPU "
+          "plugin has."));
   return *devices_[static_cast<size_t>(index)];
 }
 

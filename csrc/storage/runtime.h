@@ -1,8 +1,6 @@
 // The process-wide runtime: the plugin's client, its devices, and the work each device has pending.
 #pragma once
 
-#include "pjrt/client.h"
-
 #include <c10/core/Device.h>
 
 #include <array>
@@ -15,6 +13,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "pjrt/client.h"
 
 namespace torch_tpu {
 
@@ -82,7 +82,8 @@ struct DeviceState {
   MemoryCounters memory;
 };
 
-// What Python tells of the plugin, asked for at first use: launchers set the environment between import and that.
+// What Python tells of the plugin, asked for at first use: launchers set the environment between import and
+// that.
 struct PluginSpec {
   std::string path, kind;  // kind: cpu, tpu, cuda or path
   pjrt::Options options;

@@ -13,8 +13,8 @@ namespace torch_tpu {
 
 namespace {
 
-// Live storages by address: PyTorch pickles a storage through a tensor made of its bare address. Lock: of the shard, for
-// a look-up only.
+// Live storages by address: PyTorch pickles a storage through a tensor made of its bare address. Lock: of the
+// shard, for a look-up only.
 struct Shard {
   SpinLock lock;
   std::unordered_map<const void*, Storage*> storages;
@@ -54,7 +54,8 @@ int64_t numel_of(DimsRef dims) {
   return n;
 }
 
-DeviceBuffer::DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims, const char* op)
+DeviceBuffer::DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims,
+                           const char* op)
     : device(device),
       buffer(std::move(buffer)),
       dtype(dtype),
@@ -80,21 +81,22 @@ void DeviceBuffer::wait() {
   } catch (const pjrt::Error& e) {
     error = e;
   }
-  if (error) throw_failure({error->code, op == nullptr ? error->what() : c10::str("[", op, "] ", error->what())});
+  if (error)
+    throw_failure({error->code, op == nullptr ? error->what() : c10::str("[", op, "] ", error->what())});
   ready_.store(true, std::memory_order_release);
 }
 
 c10::DataPtr Storage::allocate(DeviceState& device, size_t bytes) {
   auto* storage = new Storage(device, bytes);
-  return {storage->address_, storage, &Storage::destroy, c10::Device(c10::DeviceType::PrivateUse1, device.index)};
+  return {storage->address_, storage, &Storage::destroy,
+          c10::Device(c10::DeviceType::PrivateUse1, device.index)};
 }
 
 Storage& Storage::of(const c10::StorageImpl& impl) {
   const c10::DataPtr& ptr = impl.data_ptr();
   if (ptr.get_deleter() == &Storage::destroy) return *static_cast<Storage*>(ptr.get_context());
   Storage* const found = find(ptr.get());
-  TORCH_TPU_CHECK(E204, found != nullptr,
-                  "this storage was not made by the device \"tpu\", or has no data.",
+  TORCH_TPU_CHECK(E204, found != nullptr, "this storage was not made by the device \"tpu\", or has no data.",
                   Fix("create tensors with device=\"tpu\" or .to(\"tpu\")."));
   return *found;
 }

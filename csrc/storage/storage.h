@@ -2,18 +2,19 @@
 //
 //   c10::StorageImpl -> DataPtr{address, context} -> Storage -> DeviceBuffer -> pjrt::Buffer
 //
-// The address is synthetic: unique among live storages, consistent under offsets, never dereferenced. Views of a
-// tensor share the Storage, so they see every write. A buffer has its own element type and dims ("physical"), adopted
-// from the first write; the tensors of the storage are views of it (view_plan.h). It may be larger than its tensors.
+// The address is synthetic: unique among live storages, consistent under offsets, never dereferenced. Views
+// of a tensor share the Storage, so they see every write. A buffer has its own element type and dims
+// ("physical"), adopted from the first write; the tensors of the storage are views of it (view_plan.h). It
+// may be larger than its tensors.
 #pragma once
-
-#include "storage/runtime.h"
-#include "util/spin_lock.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
+
+#include "storage/runtime.h"
+#include "util/spin_lock.h"
 
 namespace torch_tpu {
 
@@ -26,7 +27,8 @@ int64_t numel_of(DimsRef dims);
 class DeviceBuffer final : public c10::intrusive_ptr_target {
  public:
   // `op` made it, for messages; it must live as long as the process.
-  DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims, const char* op = nullptr);
+  DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims,
+               const char* op = nullptr);
   DeviceBuffer(DeviceState& device, FailurePtr failure, c10::ScalarType dtype, DimsRef dims);
   ~DeviceBuffer() override;
 
@@ -63,8 +65,8 @@ class Storage {
   // The current buffer; an unwritten storage gets zeros of its hinted type first.
   BufferRef buffer_or_zeros(c10::ScalarType dtype, DimsRef dims);
   void set_buffer(BufferRef buffer);
-  // Takes the buffer out for donation if nobody else holds it; others then wait in buffer() for the set_buffer that
-  // must follow. Returns null if it is shared.
+  // Takes the buffer out for donation if nobody else holds it; others then wait in buffer() for the
+  // set_buffer that must follow. Returns null if it is shared.
   BufferRef take_if_unshared();
   // A storage of `bytes` keeps its address as long as it once had room for them.
   void* resize(size_t bytes);

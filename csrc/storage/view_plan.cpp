@@ -33,7 +33,8 @@ bool is_whole(DimsRef base, DimsRef sizes, DimsRef strides, int64_t offset) {
 
 void finish_box(ViewPlan& plan) {
   plan.kind = ViewPlan::kBox;
-  plan.covers = std::none_of(plan.windows.begin(), plan.windows.end(), [](const auto& w) { return w.sliced; });
+  plan.covers =
+      std::none_of(plan.windows.begin(), plan.windows.end(), [](const auto& w) { return w.sliced; });
 }
 
 // The box in the buffer's own dims: each run lies along one of them.
@@ -106,7 +107,8 @@ Dims dims_as(DimsRef dims, c10::ScalarType from, c10::ScalarType to) {
     return out;
   }
   const int64_t ratio = b / a;
-  if (out.empty() || out.back() % ratio != 0) {  // whole elements of the flat buffer; a rest of bytes is unreadable
+  if (out.empty() ||
+      out.back() % ratio != 0) {  // whole elements of the flat buffer; a rest of bytes is unreadable
     out.assign({numel_of(dims) / ratio});
     return out;
   }
@@ -132,8 +134,8 @@ ViewPlan plan_view(DimsRef base, DimsRef sizes, DimsRef strides, int64_t offset)
     }
     last += (sizes[i] - 1) * strides[i];
   }
-  TORCH_TPU_CHECK(E204, last < numel, "a view of sizes ", sizes, ", strides ", strides, " and offset ", offset,
-                  " reaches element ", last, " of a storage with ", numel, " elements.",
+  TORCH_TPU_CHECK(E204, last < numel, "a view of sizes ", sizes, ", strides ", strides, " and offset ",
+                  offset, " reaches element ", last, " of a storage with ", numel, " elements.",
                   Fix("check the as_strided call, or write to the storage after resizing it."));
   const auto runs = runs_of(sizes, strides);
   if (plan_own_dims(plan, base, runs, offset) || plan_view_dims(plan, numel, runs, offset)) return plan;

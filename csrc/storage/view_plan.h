@@ -1,13 +1,14 @@
 // How a tensor lies in the buffer of its storage.
 //
 //   whole    the buffer itself
-//   box      reshape the buffer to `dims`, take a window (dynamic starts, static sizes and steps), then reshape,
+//   box      reshape the buffer to `dims`, take a window (dynamic starts, static sizes and steps), then
+//   reshape,
 //            transpose and broadcast to the tensor's sizes
 //   gather   anything else (overlapping windows, offsets that wrap a row): element indices are computed
 //
-// Computed on the host from sizes, strides and offset: the same sizes and strides can be a box at one offset and wrap a
-// row at another. Everything but the starts and the offset is part of the program key; those two are operands, so a
-// new row or column compiles nothing. torch_tpu/lowering/views.py emits it.
+// Computed on the host from sizes, strides and offset: the same sizes and strides can be a box at one offset
+// and wrap a row at another. Everything but the starts and the offset is part of the program key; those two
+// are operands, so a new row or column compiles nothing. torch_tpu/lowering/views.py emits it.
 #pragma once
 
 #include "storage/storage.h"

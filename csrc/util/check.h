@@ -40,7 +40,7 @@ inline std::ostream& operator<<(std::ostream& os, const Fix& fix) { return os <<
 }  // namespace torch_tpu
 
 // An unknown code does not compile: the condition names its enumerator.
-#define TORCH_TPU_CHECK_WITH(type, code, cond, ...)                                                 \
+#define TORCH_TPU_CHECK_WITH(type, code, cond, ...)                                                  \
   TORCH_CHECK_WITH(type, (static_cast<void>(::torch_tpu::ErrorCode::code), static_cast<bool>(cond)), \
                    __VA_ARGS__, "\n  (TPU-" #code ", see docs/errors.md)")
 #define TORCH_TPU_CHECK(code, ...) TORCH_TPU_CHECK_WITH(Error, code, __VA_ARGS__)

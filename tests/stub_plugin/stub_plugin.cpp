@@ -1,13 +1,14 @@
-// A PJRT plugin that goes wrong on demand: the real plugin of $STUB_PLUGIN_REAL, between it and the caller this file.
+// A PJRT plugin that goes wrong on demand: the real plugin of $STUB_PLUGIN_REAL, between it and the caller
+// this file.
 //
 // Tests steer it through the C functions at the end, by ctypes:
 //
 //   stub_fail_*(n, code)   the n-th call from now fails with `code`; 0 turns it off
 //   stub_hold()            launches from now on do not complete, although they run, until stub_release()
 //
-// $STUB_PLUGIN_API makes it a plugin that does not fit: old (ends before PJRT_LoadedExecutable_Execute), major (another
-// major version), garbage, or null (no API at all). $STUB_PLUGIN_PLATFORM is the platform's name: any but "cpu" is one
-// whose memory the host cannot read.
+// $STUB_PLUGIN_API makes it a plugin that does not fit: old (ends before PJRT_LoadedExecutable_Execute),
+// major (another major version), garbage, or null (no API at all). $STUB_PLUGIN_PLATFORM is the platform's
+// name: any but "cpu" is one whose memory the host cannot read.
 #include <dlfcn.h>
 #include <pjrt_c_api.h>
 
@@ -103,7 +104,7 @@ using FatePtr = std::shared_ptr<Fate>;
 
 bool g_hold = false;
 std::vector<FatePtr> g_held;
-std::vector<std::function<void()>> g_callbacks;  // of held events
+std::vector<std::function<void()>> g_callbacks;   // of held events
 std::map<const PJRT_Buffer*, FatePtr> g_buffers;  // those with a fate
 
 FatePtr fate_of(const PJRT_Buffer* buffer) {
@@ -199,8 +200,8 @@ PJRT_Error* deserialize(PJRT_Executable_DeserializeAndLoad_Args* args) {
 }
 
 size_t num_outputs(PJRT_LoadedExecutable* loaded) {
-  PJRT_LoadedExecutable_GetExecutable_Args get{.struct_size = PJRT_LoadedExecutable_GetExecutable_Args_STRUCT_SIZE,
-                                               .loaded_executable = loaded};
+  PJRT_LoadedExecutable_GetExecutable_Args get{
+      .struct_size = PJRT_LoadedExecutable_GetExecutable_Args_STRUCT_SIZE, .loaded_executable = loaded};
   if (g_real->PJRT_LoadedExecutable_GetExecutable(&get) != nullptr) std::abort();
   PJRT_Executable_NumOutputs_Args num{.struct_size = PJRT_Executable_NumOutputs_Args_STRUCT_SIZE,
                                       .executable = get.executable};

@@ -254,9 +254,7 @@ def _add_into(cx: LowerContext, rows: Value, corner: Corner, x: Value) -> Value:
 def _points(cx: LowerContext, grid: Value) -> Value:
     """The grid as (N, P, n) in the compute type."""
     n, dims = grid.shape[0], grid.shape[-1]
-    return cx.b.convert(
-        cx.b.reshape(grid, (n, math.prod(grid.shape[1:-1]), dims)), compute_dtype(grid.dtype)
-    )
+    return cx.b.convert(cx.b.reshape(grid, (n, math.prod(grid.shape[1:-1]), dims)), compute_dtype(grid.dtype))
 
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)

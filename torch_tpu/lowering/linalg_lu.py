@@ -3,11 +3,11 @@
 XLA has no LU that every plugin expands, so it is a loop over columns, each step one rank-1 update; large matrices are
 factored in blocks of columns, where the bulk is a triangular solve and a product.
 
-Real solvers and determinants return the factors of the transposed matrix, as ATen does for contiguous arguments: the
-derivative formulas of PyTorch look at the argument's strides to know which factors they get.
+Real determinants return the factors of the transposed matrix, as ATen does for contiguous arguments: the derivative
+formula of PyTorch looks at the argument's strides to know which factors it gets.
 
-Shapes: everything is flattened to one batch dim, (B, m, n). A permutation is (B, m): row i of the factored matrix is row
-``perm[i]`` of the argument. Pivots are LAPACK's: 1-based, to be applied one after the other.
+Shapes: everything is flattened to one batch dim, (B, m, n). A permutation is (B, m): row i of the factored matrix is
+row ``perm[i]`` of the argument. Pivots are LAPACK's: 1-based, to be applied one after the other.
 """
 
 from __future__ import annotations
@@ -216,7 +216,9 @@ def _inverted(cx: LowerContext, perm: Value) -> Value:
     return b.sort([perm, rows], 1, lambda lo, hi: b.compare("LT", lo[0], hi[0]), stable=False)[1]
 
 
-def lu_solve(cx: LowerContext, packed: Value, perm: Value, x: Value, *, left: bool = True, adjoint: bool = False) -> Value:
+def lu_solve(
+    cx: LowerContext, packed: Value, perm: Value, x: Value, *, left: bool = True, adjoint: bool = False
+) -> Value:
     """Solve A X = B (or X A = B) with the factors of A, or with its conjugate transpose."""
 
     def half(v: Value, upper: bool) -> Value:
@@ -317,9 +319,7 @@ def linalg_solve_ex(
 ) -> tuple[Value, ...]:
     b = cx.b
     is_vector = B.rank == 1 or (A.rank - 1 == B.rank and B.shape == A.shape[:-1])
-    of_transpose = not A.dtype.is_complex
-    a = flat(cx, A)
-    lu = lu_factor(cx, transposed(cx, a) if of_transpose else a)
+    lu = lu_factor(cx, flat(cx, A))
     rest = (unflat(cx, lu.packed, 1), unflat(cx, lu.pivots, 2), unflat(cx, _info(cx, lu.packed), 3))
     if 0 in cx.out.shape:
         return nothing(cx), *rest
@@ -328,7 +328,7 @@ def linalg_solve_ex(
     x = broadcast_batch(cx, x, batch)
     packed = broadcast_batch(cx, b.reshape(lu.packed, A.shape), batch)
     perm = flat(cx, b.broadcast_to(b.reshape(lu.perm, A.shape[:-1]), (*batch, A.shape[-1])), 1)
-    return unflat(cx, lu_solve(cx, packed, perm, x, left=left, adjoint=of_transpose)), *rest
+    return unflat(cx, lu_solve(cx, packed, perm, x, left=left)), *rest
 
 
 @lowers(aten.linalg_inv_ex.default)

@@ -112,7 +112,7 @@ def _round(cx: LowerContext, top: Value, bottom: Value, dots: int) -> tuple[Valu
 def jacobi(cx: LowerContext, rows: Value, dots: int) -> Value:
     """Rotate ``rows`` (B, n, width) against each other until their first ``dots`` elements are orthogonal."""
     b = cx.b
-    batch, n, width = rows.shape
+    n = rows.shape[1]
     even = n + n % 2
     if even != n:
         rows = b.pad(rows, b.constant(0, rows.dtype), [0, 0, 0], [0, 1, 0])

@@ -71,9 +71,7 @@ def mse_loss_backward(cx: LowerContext, grad_output: Value, self: Value, target:
 
 
 @lowers(aten.smooth_l1_loss.default)
-def smooth_l1_loss(
-    cx: LowerContext, self: Value, target: Value, reduction: int = 1, beta: Operand = 1.0
-) -> Value:
+def smooth_l1_loss(cx: LowerContext, self: Value, target: Value, reduction: int = 1, beta: Operand = 1.0) -> Value:
     b = cx.b
     x, t = _together(cx, self, target)
     z = b.unary("abs", b.sub(x, t))
@@ -162,7 +160,9 @@ def binary_cross_entropy_with_logits(
     x, t = _together(cx, self, target)
     one, zero = b.constant(1, x.dtype, x.shape), b.constant(0, x.dtype, x.shape)
     # -log(sigmoid(x)) without overflow
-    softplus = b.add(b.unary("log_plus_one", b.unary("exponential", b.neg(b.unary("abs", x)))), b.maximum(b.neg(x), zero))
+    softplus = b.add(
+        b.unary("log_plus_one", b.unary("exponential", b.neg(b.unary("abs", x)))), b.maximum(b.neg(x), zero)
+    )
     if pos_weight is not None:
         softplus = b.mul(b.add(b.mul(b.sub(_full(cx, pos_weight, x), one), t), one), softplus)
     loss = b.add(b.mul(b.sub(one, t), x), softplus)
@@ -384,9 +384,7 @@ def _labels(cx: LowerContext, self: Value, target: Value) -> tuple[_Labels, Valu
 
 
 @lowers(aten.multilabel_margin_loss_forward.default)
-def multilabel_margin_loss_forward(
-    cx: LowerContext, self: Value, target: Value, reduction: int
-) -> tuple[Value, Value]:
+def multilabel_margin_loss_forward(cx: LowerContext, self: Value, target: Value, reduction: int) -> tuple[Value, Value]:
     b = cx.b
     pairs, any_label = _labels(cx, b.convert(self, cx.compute_dtype), target)
     zero = b.constant(0, pairs.gap.dtype, pairs.gap.shape)
@@ -408,4 +406,3 @@ def multilabel_margin_loss_backward(
     g = b.reshape(b.convert(grad_output, slope.dtype), grad_output.shape or (1,))
     g = b.broadcast_to(divided(cx, g, n) if reduction == _MEAN else g, (n,))
     return finish(cx, b.mul(slope, b.broadcast_in_dim(g, slope.shape, [0])))
-

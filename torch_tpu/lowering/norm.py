@@ -84,28 +84,28 @@ def log_softmax_backward(
 # ---- what the normalisations share
 
 
-def _rstd(cx: LowerContext, variance: Value, eps: Operand) -> Value:
+def rstd_of(cx: LowerContext, variance: Value, eps: Operand) -> Value:
     b = cx.b
     return b.unary("rsqrt", b.add(variance, b.broadcast_to(scalar(cx, eps, variance.dtype), variance.shape)))
 
 
-def _stats(cx: LowerContext, x: Value, dims: Sequence[int], eps: Operand) -> tuple[Value, Value]:
+def stats(cx: LowerContext, x: Value, dims: Sequence[int], eps: Operand) -> tuple[Value, Value]:
     """Mean and 1/sqrt(variance + eps) over ``dims``."""
     mean, m2 = moments(cx, x, dims)
-    return mean, _rstd(cx, divided(cx, m2, count(x.shape, dims)), eps)
+    return mean, rstd_of(cx, divided(cx, m2, count(x.shape, dims)), eps)
 
 
-def _normalized(cx: LowerContext, x: Value, mean: Value, rstd: Value, dims: Sequence[int]) -> Value:
+def normalized(cx: LowerContext, x: Value, mean: Value, rstd: Value, dims: Sequence[int]) -> Value:
     b = cx.b
     return b.mul(b.sub(x, spread(cx, mean, x, dims)), spread(cx, rstd, x, dims))
 
 
-def _param(cx: LowerContext, p: Value | None, like: Value, at: Sequence[int]) -> Value | None:
+def param(cx: LowerContext, p: Value | None, like: Value, at: Sequence[int]) -> Value | None:
     """A weight or bias in the dtype and shape of ``like``; its dims are dims ``at`` of it."""
     return None if p is None else cx.b.broadcast_in_dim(cx.b.convert(p, like.dtype), like.shape, at)
 
 
-def _affine(cx: LowerContext, x: Value, weight: Value | None, bias: Value | None) -> Value:
+def affine(cx: LowerContext, x: Value, weight: Value | None, bias: Value | None) -> Value:
     """``x * weight + bias`` with what there is of them, all of one shape."""
     x = x if weight is None else cx.b.mul(x, weight)
     return x if bias is None else cx.b.add(x, bias)
@@ -123,9 +123,7 @@ class _Sums:
     gd: Value
 
 
-def _input_grad(
-    cx: LowerContext, g: Value, d: Value, sums: _Sums, rstd: Value, dims: Sequence[int]
-) -> Value:
+def _input_grad(cx: LowerContext, g: Value, d: Value, sums: _Sums, rstd: Value, dims: Sequence[int]) -> Value:
     """Gradient to x through ``d * rstd``, where ``d = x - mean`` and both statistics are of x over ``dims``."""
     b, n = cx.b, count(g.shape, dims)
     slope = b.mul(b.mul(rstd, rstd), divided(cx, sums.gd, n))
@@ -148,10 +146,8 @@ def layer_norm(
 ) -> tuple[Value, Value, Value]:
     dims = list(range(input.rank - len(normalized_shape), input.rank))
     x = _wide(cx, input)
-    mean, rstd = _stats(cx, x, dims, eps)
-    y = _affine(
-        cx, _normalized(cx, x, mean, rstd, dims), _param(cx, weight, x, dims), _param(cx, bias, x, dims)
-    )
+    mean, rstd = stats(cx, x, dims, eps)
+    y = affine(cx, normalized(cx, x, mean, rstd, dims), param(cx, weight, x, dims), param(cx, bias, x, dims))
     return finish(cx, y), finish(cx, mean, 1), finish(cx, rstd, 2)
 
 
@@ -175,7 +171,7 @@ def layer_norm_backward(
     d = _centered(cx, x, mean, inner)
     dx = dw = db = None
     if output_mask[0]:
-        scaled = _affine(cx, g, _param(cx, weight, x, inner), None)
+        scaled = affine(cx, g, param(cx, weight, x, inner), None)
         sums = _Sums(*reduce_sums(cx, [scaled, b.mul(scaled, d)], inner))
         dx = b.convert(_input_grad(cx, scaled, d, sums, rstd, inner), input.dtype)
     if output_mask[1] and weight is not None:
@@ -201,19 +197,17 @@ def group_norm(
     input: Value,
     weight: Value | None,
     bias: Value | None,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     eps: Operand,
 ) -> tuple[Value, Value, Value]:
     x = _grouped(cx, _wide(cx, input), (N, C, HxW), group)
     dims = list(range(2, x.rank))
-    mean, rstd = _stats(cx, x, dims, eps)
+    mean, rstd = stats(cx, x, dims, eps)
     weight, bias = (p if p is None else cx.b.reshape(p, x.shape[1:3]) for p in (weight, bias))
-    y = _affine(
-        cx, _normalized(cx, x, mean, rstd, dims), _param(cx, weight, x, [1, 2]), _param(cx, bias, x, [1, 2])
-    )
+    y = affine(cx, normalized(cx, x, mean, rstd, dims), param(cx, weight, x, [1, 2]), param(cx, bias, x, [1, 2]))
     return finish(cx, y), finish(cx, mean, 1), finish(cx, rstd, 2)
 
 
@@ -225,9 +219,9 @@ def group_norm_backward(
     mean: Value,
     rstd: Value,
     weight: Value | None,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
@@ -242,7 +236,7 @@ def group_norm_backward(
     dx = dw = db = None
     if output_mask[0]:
         w = None if weight is None else b.reshape(weight, x.shape[1:3])
-        scaled = [_affine(cx, v, _param(cx, w, v, [1, 2]), None) for v in (g, of_channel.g, of_channel.gd)]
+        scaled = [affine(cx, v, param(cx, w, v, [1, 2]), None) for v in (g, of_channel.g, of_channel.gd)]
         sums = _Sums(*(reduce_sum(cx, v, [2]) for v in scaled[1:]))
         dx = b.reshape(b.convert(_input_grad(cx, scaled[0], d, sums, rstd, dims), input.dtype), input.shape)
     if output_mask[1]:
@@ -278,7 +272,7 @@ class _Running:
     var: Value | None
 
 
-def _blend(cx: LowerContext, old: Value | None, new: Value, momentum: Operand) -> Value | None:
+def blend(cx: LowerContext, old: Value | None, new: Value, momentum: Operand) -> Value | None:
     """``(1 - momentum) * old + momentum * new`` in the dtype of ``old``."""
     if old is None:
         return None
@@ -289,7 +283,14 @@ def _blend(cx: LowerContext, old: Value | None, new: Value, momentum: Operand) -
 
 
 def _batch_norm(
-    cx: LowerContext, input: Value, affine: _Affine, running: _Running, *, training: bool, momentum: Operand, eps: Operand
+    cx: LowerContext,
+    input: Value,
+    params: _Affine,
+    running: _Running,
+    *,
+    training: bool,
+    momentum: Operand,
+    eps: Operand,
 ) -> _BatchNorm:
     b, x = cx.b, _wide(cx, input)
     dims = [d for d in range(x.rank) if d != 1]
@@ -297,20 +298,20 @@ def _batch_norm(
     if training:
         n = count(x.shape, dims)
         mean, m2 = moments(cx, x, dims)
-        rstd = _rstd(cx, divided(cx, m2, n), eps)
+        rstd = rstd_of(cx, divided(cx, m2, n), eps)
         updated = (
-            _blend(cx, running.mean, mean, momentum),
-            _blend(cx, running.var, divided(cx, m2, n - 1), momentum),
+            blend(cx, running.mean, mean, momentum),
+            blend(cx, running.var, divided(cx, m2, n - 1), momentum),
         )
     else:
         assert running.mean is not None and running.var is not None
         mean = b.convert(running.mean, x.dtype)
-        rstd = _rstd(cx, b.convert(running.var, x.dtype), eps)
-    y = _affine(
+        rstd = rstd_of(cx, b.convert(running.var, x.dtype), eps)
+    y = affine(
         cx,
-        _normalized(cx, x, mean, rstd, dims),
-        _param(cx, affine.weight, x, [1]),
-        _param(cx, affine.bias, x, [1]),
+        normalized(cx, x, mean, rstd, dims),
+        param(cx, params.weight, x, [1]),
+        param(cx, params.bias, x, [1]),
     )
     return _BatchNorm(y, mean, rstd, updated)
 
@@ -467,7 +468,7 @@ def _batch_norm_grads(
     if output_mask[0]:
         # The weight is one factor a channel, so that the sums serve all three gradients.
         grad = _input_grad(cx, g, d, sums, rstd, dims) if train else b.mul(g, spread(cx, rstd, x, dims))
-        dx = b.convert(_affine(cx, grad, _param(cx, weight, x, [1]), None), input.dtype)
+        dx = b.convert(affine(cx, grad, param(cx, weight, x, [1]), None), input.dtype)
     if output_mask[1]:
         dw = b.convert(b.mul(sums.gd, rstd), param_dtype)
     if output_mask[2]:
@@ -494,7 +495,7 @@ def native_batch_norm_backward(
         stats = save_mean, save_invstd
     else:
         assert running_mean is not None and running_var is not None
-        stats = running_mean, _rstd(cx, cx.b.convert(running_var, compute_dtype(input.dtype)), eps)
+        stats = running_mean, rstd_of(cx, cx.b.convert(running_var, compute_dtype(input.dtype)), eps)
     return _batch_norm_grads(cx, grad_out, input, weight, stats, train=train, output_mask=output_mask)
 
 
@@ -517,3 +518,29 @@ def batch_norm_backward(
     return native_batch_norm_backward(
         cx, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
     )
+
+
+# ---- weight norm
+
+
+@lowers(aten._weight_norm_interface.default)
+def weight_norm(cx: LowerContext, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
+    b, x = cx.b, _wide(cx, v)
+    dims = [d for d in range(x.rank) if d != dim % x.rank]
+    norm = b.unary("sqrt", reduce_sum(cx, b.mul(x, x), dims))
+    scale = b.div(b.reshape(b.convert(g, x.dtype), norm.shape), norm)
+    return finish(cx, b.mul(x, spread(cx, scale, x, dims))), finish(cx, norm, 1)
+
+
+@lowers(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    cx: LowerContext, grad_w: Value, saved_v: Value, saved_g: Value, saved_norms: Value, dim: int
+) -> tuple[Value, Value]:
+    b, x = cx.b, _wide(cx, saved_v)
+    dims = [d for d in range(x.rank) if d != dim % x.rank]
+    grad = b.convert(grad_w, x.dtype)
+    along = reduce_sum(cx, b.mul(grad, x), dims)
+    g, norm = (b.reshape(b.convert(t, x.dtype), along.shape) for t in (saved_g, saved_norms))
+    radial = b.div(along, b.mul(norm, norm))
+    inner = b.sub(grad, b.mul(x, spread(cx, radial, x, dims)))
+    return finish(cx, b.mul(inner, spread(cx, b.div(g, norm), x, dims))), finish(cx, b.div(along, norm), 1)

@@ -36,7 +36,7 @@ def weight_int8pack_mm(cx: LowerContext, self: Value, mat2: Value, scales: Value
 
 
 @lowers(aten._convert_weight_to_int4pack.default)
-def convert_weight_to_int4pack(cx: LowerContext, self: Value, innerKTiles: int) -> Value:  # noqa: N803
+def convert_weight_to_int4pack(cx: LowerContext, self: Value, innerKTiles: int) -> Value:
     # The order inside is private to the two ops; ours is row-major, in the shape and size of CUDA's.
     rows, num_bytes = self.shape
     words = cx.b.bitcast(cx.b.reshape(self, (rows, num_bytes // 4, 4)), torch.int32)
@@ -48,8 +48,8 @@ def weight_int4pack_mm(
     cx: LowerContext,
     self: Value,
     mat2: Value,
-    qGroupSize: int,  # noqa: N803
-    qScaleAndZeros: Value,  # noqa: N803
+    qGroupSize: int,
+    qScaleAndZeros: Value,
 ) -> Value:
     b, (n, k) = cx.b, (cx.out.shape[1], self.shape[1])
     packed = Expr(b, b.bitcast(b.reshape(mat2, (n, k // 8)), torch.uint8))  # (n, k / 8, 4)

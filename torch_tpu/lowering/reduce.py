@@ -167,9 +167,7 @@ def mean_all(cx: LowerContext, self: Value, dtype: torch.dtype | None = None) ->
 
 
 @lowers(aten.prod.dim_int)
-def prod_dim(
-    cx: LowerContext, self: Value, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> Value:
+def prod_dim(cx: LowerContext, self: Value, dim: int, keepdim: bool = False, dtype: torch.dtype | None = None) -> Value:
     return _prod(cx, self, norm_dims(dim, self.rank))
 
 
@@ -229,12 +227,12 @@ for _packet, _op, _init in ((aten.any, "or", False), (aten.all, "and", True)):
 
 
 @lowers(aten.amax.default)
-def amax(cx: LowerContext, self: Value, dim: Sequence[int] = [], keepdim: bool = False) -> Value:  # noqa: B006
+def amax(cx: LowerContext, self: Value, dim: Sequence[int] = [], keepdim: bool = False) -> Value:
     return finish(cx, reduce_max(cx, self, norm_dims(dim, self.rank)))
 
 
 @lowers(aten.amin.default)
-def amin(cx: LowerContext, self: Value, dim: Sequence[int] = [], keepdim: bool = False) -> Value:  # noqa: B006
+def amin(cx: LowerContext, self: Value, dim: Sequence[int] = [], keepdim: bool = False) -> Value:
     return finish(cx, reduce_min(cx, self, norm_dims(dim, self.rank)))
 
 

@@ -235,7 +235,9 @@ def searchsorted(
 
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def bucketize(cx: LowerContext, self: Operand, boundaries: Value, out_int32: bool = False, right: bool = False) -> Value:
+def bucketize(
+    cx: LowerContext, self: Operand, boundaries: Value, out_int32: bool = False, right: bool = False
+) -> Value:
     bounds, x = _bounds_and_values(cx, boundaries, self)
     return finish(cx, _search(cx, bounds, x, right))
 

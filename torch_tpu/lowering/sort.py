@@ -1,9 +1,9 @@
 """Sorting and topk.
 
-A sort of (value, index) pairs runs a compiled comparator on two arrays, which takes four times as long on the CPU plugin
-as the sort of one integer array. So value and index are packed into one integer wherever they fit: the order key of the
-value in the upper bits, the index below (which makes every element different, hence the sort stable), and one bit that
-keeps the sign of -0.0, whose key is that of 0.0.
+A sort of (value, index) pairs runs a compiled comparator on two arrays, which takes four times as long on the CPU
+plugin as the sort of one integer array. So value and index are packed into one integer wherever they fit: the order
+key of the value in the upper bits, the index below (which makes every element different, hence the sort stable), and
+one bit that keeps the sign of -0.0, whose key is that of 0.0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from torch_tpu.lowering.registry import LowerContext, lowers
 
 aten = torch.ops.aten
 
-_BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+_BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
 # Dtypes that float32 holds exactly: the compiler has a fast topk for float32.
-_FITS_FLOAT32 = frozenset(
-    {*NARROW, torch.float32, torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16}
-)
+_FITS_FLOAT32 = frozenset({*NARROW, torch.float32, torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16})
 
 
 # ---- order keys
@@ -216,7 +219,5 @@ def topk(
     x = b.transpose(self, perm)
     rows = b.reshape(x, (x.type.numel // n, n))
     back = [perm.index(d) for d in range(self.rank)]
-    values, index = (
-        b.transpose(b.reshape(v, (*x.shape[:-1], k)), back) for v in _fast_topk(cx, rows, k, largest)
-    )
+    values, index = (b.transpose(b.reshape(v, (*x.shape[:-1], k)), back) for v in _fast_topk(cx, rows, k, largest))
     return values, index

@@ -257,7 +257,9 @@ def _lower(call: Any, form: Form) -> Plan:
     checked: list[Any] = _check(call, form)
     dynamic = low.entry is not None and low.entry.dynamic
     outs = [] if dynamic else low.outs()
-    dtypes = [t.dtype for t in low.slots] + [v.dtype for v in low.views] + [o.dtype for o in _flatten(outs) if o is not None]
+    dtypes = (
+        [t.dtype for t in low.slots] + [v.dtype for v in low.views] + [o.dtype for o in _flatten(outs) if o is not None]
+    )
     low.load(wide=any(d in _WIDE for d in dtypes))
     results = low.compute(outs)
     plan = Plan(encodings=low.encodings + ([plans.I64] * 2 if low.rng is not None else []))
@@ -357,9 +359,7 @@ def _resized(low: _Lowering, plan: Plan, target: int, value: Value, meta: torch.
     return View(view.dtype, value.shape, strides, view.slot, kind="box" if dense else "whole", covers=True)
 
 
-def _write_hidden(
-    low: _Lowering, plan: Plan, values: list[Value], results: Sequence[Value | None], first: int
-) -> None:
+def _write_hidden(low: _Lowering, plan: Plan, values: list[Value], results: Sequence[Value | None], first: int) -> None:
     """Arguments that the op updates though its schema does not say so."""
     groups = low.written_tensors()[len(low.form.writes) :]
     for group, value in zip(groups, results[first:], strict=True):

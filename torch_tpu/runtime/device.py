@@ -268,4 +268,3 @@ def get_device_capability(device: Device = None) -> Any:
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """Dtypes that ``torch.autocast("tpu")`` accepts; bfloat16 is the default."""
     return [torch.bfloat16, torch.float16, torch.float32]
-

@@ -112,7 +112,9 @@ def choose() -> PluginSpec:
         return NO_PLUGIN
     if isinstance(wanted, Path):
         if not wanted.is_file():
-            raise PluginNotFound(f"TORCH_TPU_PLUGIN={wanted}: no such file.", hint="give the path of a PJRT plugin (.so).")
+            raise PluginNotFound(
+                f"TORCH_TPU_PLUGIN={wanted}: no such file.", hint="give the path of a PJRT plugin (.so)."
+            )
         return PluginSpec(str(wanted), "path")
     if wanted == "auto":
         return _auto()

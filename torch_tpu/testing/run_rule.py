@@ -1,6 +1,6 @@
 """Run one lowering rule on its own, without the dispatcher: lower a call, compile it, give it CPU tensors.
 
-    check(aten.add.Tensor, t(4, 3), t(3), alpha=2)
+check(aten.add.Tensor, t(4, 3), t(3), alpha=2)
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""Meta kernels of ops that have a rule here and no meta kernel in PyTorch.
+
+A rule's result types come from the meta kernel, so without one the op would run on the CPU. Registered for the meta
+device only; where PyTorch has a meta kernel, its own is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+Tensor = torch.Tensor
+Maybe = Tensor | None
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.float32 if t.dtype in (torch.float16, torch.bfloat16) else t.dtype
+
+
+def _channels(input: Tensor) -> Tensor:
+    return input.new_empty((input.shape[1],), dtype=_wide(input))
+
+
+def _stats(input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _channels(input), _channels(input)
+
+
+def _update_stats(input: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return input.new_empty((input.shape[1],)), input.new_empty((input.shape[1],))
+
+
+def _gather_stats(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return mean.new_empty(mean.shape[1:], dtype=_wide(mean)), mean.new_empty(mean.shape[1:], dtype=_wide(mean))
+
+
+def _elemt(input: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(input)
+
+
+def _backward_reduce(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Maybe,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Maybe, Maybe, Maybe, Maybe]:
+    c = (input.shape[1],)
+    like = input if weight is None else weight
+    return (
+        mean.new_empty(c) if input_g else None,
+        mean.new_empty(c) if input_g else None,
+        like.new_empty(c) if weight_g else None,
+        like.new_empty(c) if bias_g else None,
+    )
+
+
+def _backward_elemt(grad_out: Tensor, input: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(input)
+
+
+def _like_self(grad_output: Tensor, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(self)
+
+
+META: dict[OpOverload, Callable[..., Any]] = {
+    aten.batch_norm_stats.default: _stats,
+    aten.batch_norm_update_stats.default: _update_stats,
+    aten.batch_norm_elemt.default: _elemt,
+    aten.batch_norm_gather_stats.default: _gather_stats,
+    aten.batch_norm_gather_stats_with_counts.default: _gather_stats,
+    aten.batch_norm_backward_reduce.default: _backward_reduce,
+    aten.batch_norm_backward_elemt.default: _backward_elemt,
+    aten.multi_margin_loss_backward.default: _like_self,
+    aten.multilabel_margin_loss_backward.default: _like_self,
+}
+
+_library = torch.library.Library("aten", "IMPL")
+for _op, _kernel in META.items():
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(_op.name(), "Meta"):
+        _library.impl(_op, _kernel, "Meta")
