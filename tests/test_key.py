@@ -66,7 +66,8 @@ def test_new_values_compile_nothing(name):
             REPEATED[name](x, i)
 
     # the edges of what a rule tests for, and of the box that a view lies in, may be programs of their own
-    assert compiles(run) == 0 or compiles(run) == 0
+    assert compiles(run) <= 3
+    assert compiles(run) == 0
 
 
 @pytest.mark.parametrize("name", ["row", "rows", "write a row", "float", "int", "0-dim CPU tensor", "seed", "offset"])

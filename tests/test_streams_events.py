@@ -25,7 +25,12 @@ def test_streams_are_streams_of_a_device():
 
 
 def test_plain_streams_and_events_count_as_ours():
-    for stream in (torch.tpu.Stream(), torch.Stream("tpu:1"), torch.tpu.current_stream(), torch.accelerator.current_stream()):
+    for stream in (
+        torch.tpu.Stream(),
+        torch.Stream("tpu:1"),
+        torch.tpu.current_stream(),
+        torch.accelerator.current_stream(),
+    ):
         assert isinstance(stream, torch.tpu.Stream)
         assert isinstance(stream, torch.Stream)
     assert isinstance(torch.tpu.Stream().record_event(), torch.tpu.Event)

@@ -210,7 +210,10 @@ Runtime::Runtime(PluginSpec spec) : spec_(std::move(spec)) {
     devices_.back()->device = d;
   }
   TORCH_TPU_CHECK(E301, !devices_.empty(), "PJRT plugin ", spec_.path, " has no addressable device.");
-  compile_options_ = pjrt::compile_options(/*portable=*/true, {{"xla_allow_excess_precision", "false"}});
+  std::map<std::string, std::string> flags = {{"xla_allow_excess_precision", "false"}};
+  if (client_->platform_name() == "cpu")
+    flags["xla_cpu_enable_fast_min_max"] = "false";  // fast ones drop NaN
+  compile_options_ = pjrt::compile_options(/*portable=*/true, flags);
 }
 
 DeviceState& Runtime::device(int index) {

@@ -179,14 +179,19 @@ class Corner:
     position: Value  # int32, in the flattened spatial dims
     inside: Value
 
-    def weight(self, cx: LowerContext, like: Value, instead: int | None = None) -> Value:
-        """Product of the weights; for dim ``instead`` the slope is taken in place of the weight."""
-        factors = [p.slope if i == instead else p.weight for i, p in enumerate(self.parts)]
-        total = None
-        for f in factors:
-            if f is not None:
-                total = f if total is None else cx.b.mul(total, f)
-        return _const(cx, 1, like) if total is None else total
+    def weight(self, cx: LowerContext, instead: int | None = None) -> Value | None:
+        """Product of the weights, None for one; for dim ``instead`` the slope is taken in place of the weight."""
+        total: Value | None = None
+        for i, part in enumerate(self.parts):
+            factor = part.slope if i == instead else part.weight
+            if factor is not None:
+                total = factor if total is None else cx.b.mul(total, factor)
+        return total
+
+
+def _times(cx: LowerContext, x: Value, weight: Value | None) -> Value:
+    """(N, P, C) times (N, P)."""
+    return x if weight is None else cx.b.mul(x, cx.b.broadcast_in_dim(weight, x.shape, [0, 1]))
 
 
 def _corners(cx: LowerContext, grid: Value, sizes: Sequence[int], how: Sampling) -> list[Corner]:
@@ -268,10 +273,7 @@ def grid_sampler(
     rows = _rows(cx, input)
     total: Value | None = None
     for corner in _corners(cx, _points(cx, grid), input.shape[2:], how):
-        term = _read(cx, rows, corner)
-        if how.mode != _NEAREST:
-            weight = corner.weight(cx, corner.position)
-            term = b.mul(term, b.broadcast_in_dim(weight, term.shape, [0, 1]))
+        term = _times(cx, _read(cx, rows, corner), corner.weight(cx))
         total = term if total is None else b.add(total, term)
     assert total is not None
     return cx.result(_unrows(cx, total, cx.out.shape))
@@ -298,14 +300,13 @@ def grid_sampler_backward(
     slopes: list[Value] = [b.constant(0, points.dtype, points.shape[:2])] * n
     for corner in corners:
         if output_mask[0]:
-            weight = corner.weight(cx, b.constant(1, grad.dtype, points.shape[:2]))
-            spread = b.mul(grad, b.broadcast_in_dim(weight, grad.shape, [0, 1]))
-            grad_rows = _add_into(cx, grad_rows, corner, spread)
+            grad_rows = _add_into(cx, grad_rows, corner, _times(cx, grad, corner.weight(cx)))
         if output_mask[1] and how.mode != _NEAREST:
             agreement = b.reduce_op("add", b.mul(grad, _read(cx, rows, corner)), 0, [2])
             for i in range(n):
-                term = b.mul(agreement, corner.weight(cx, agreement, instead=i))
-                slopes[i] = b.add(slopes[i], term)
+                slope = corner.weight(cx, instead=i)
+                assert slope is not None
+                slopes[i] = b.add(slopes[i], b.mul(agreement, slope))
     grad_input = b.convert(_unrows(cx, grad_rows, input.shape), input.dtype) if output_mask[0] else None
     if not output_mask[1]:
         return grad_input, None

@@ -73,7 +73,8 @@ def retype(b: Builder, x: Value, dtype: torch.dtype) -> Value:
         return retype(b, b.concatenate(parts, x.rank), dtype)
     if dtype.is_complex:
         x = retype(b, x, torch.float64 if dtype == torch.complex128 else torch.float32)
-        x = b.reshape(x, (x.type.numel // 2, 2))
+        whole = x.type.numel // 2  # an odd last element belongs to no complex number
+        x = b.reshape(b.slice_dim(b.reshape(x, (x.type.numel,)), 0, 0, 2 * whole), (whole, 2))
         parts = [b.reshape(b.slice_dim(x, 1, i, i + 1), (x.shape[0],)) for i in range(2)]
         return b.complex(parts[0], parts[1])
     if x.dtype == torch.bool:
