@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -42,7 +43,7 @@ def saved_and_loaded(obj: object, **options: object) -> object:
 def test_addresses_are_unique_among_live_storages_and_zero_when_empty():
     tensors = [torch.empty(n, device=f"tpu:{n % 2}") for n in range(1, 200)]
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     assert torch.empty(0, device="tpu").data_ptr() == 0
     assert torch.empty(3, 0, 2, device="tpu").untyped_storage().data_ptr() == 0
 
