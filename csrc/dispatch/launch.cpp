@@ -56,6 +56,13 @@ class Arguments {
     return true;
   }
 
+  // The launch happened: what was donated is its results' memory now and must not be counted twice.
+  void launched() {
+    for (auto& [slot, buffer] : taken_) {
+      slot->buffer.reset();
+      buffer.reset();
+    }
+  }
   // The storages have their new buffers, and the donated ones are gone.
   void consumed() { taken_.clear(); }
   // The launch failed after donation: what was in the storages is lost.
@@ -130,6 +137,7 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
     device.work.fail(failure);
     return failed_outputs(call, spec, failure);
   }
+  args.launched();
   const PJRT_Api* api = Runtime::get().client().api();
   Outputs outs;
   for (size_t i = 0; i < raw.size(); ++i) {
@@ -215,8 +223,9 @@ bool launch(Call& call, const Program& program) {
   return true;
 }
 
-BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRef dims, bool donate) {
+BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims, bool donate) {
   DeviceState& device = source->device;
+  const c10::ScalarType dtype = source->dtype;
   PJRT_Buffer* arg = source->buffer.get();
   PJRT_Buffer* out = nullptr;
   const int64_t keep[1] = {0};
@@ -232,10 +241,11 @@ BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRe
     const auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())});
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
     device.work.fail(failure);
-    return c10::make_intrusive<DeviceBuffer>(device, failure, source->dtype, dims);
+    return c10::make_intrusive<DeviceBuffer>(device, failure, dtype, dims);
   }
-  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out),
-                                           source->dtype, dims);
+  source.reset();  // donated memory is not counted twice
+  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out), dtype,
+                                           dims);
 }
 
 }  // namespace torch_tpu

@@ -73,7 +73,7 @@ void rebase(Slot& slot, DimsRef dims) {
     slot = {slot.storage, source, source->dtype, source->dims};
     return;
   }
-  slot.buffer = launch_reshape(*program, source, target, donate);
+  slot.buffer = launch_reshape(*program, std::move(source), target, donate);
   slot.dims = target;
   slot.storage->set_buffer(slot.buffer);
 }
