@@ -22,7 +22,9 @@ from torch_tpu.testing.without_case import WITHOUT_CASE
 
 aten = torch.ops.aten
 
-TABLES = {m.name: importlib.import_module(f"{cases.__name__}.{m.name}").CASES for m in pkgutil.iter_modules(cases.__path__)}
+TABLES = {
+    m.name: importlib.import_module(f"{cases.__name__}.{m.name}").CASES for m in pkgutil.iter_modules(cases.__path__)
+}
 CASES = [
     pytest.param(op, args, kwargs, id=f"{family}-{op}-{i}")
     for family, table in TABLES.items()
@@ -55,7 +57,9 @@ def test_a_product_with_packed_int4_weights_is_that_with_the_unpacked_ones() -> 
 def test_every_rule_has_a_case() -> None:
     covered = {str(op) for table in TABLES.values() for op, _, _ in table}
     rules = {str(op) for op, entry in RULES.items() if "torch_tpu" in entry.where}
-    assert rules - covered == WITHOUT_CASE, "add a case, or take the op off the list of torch_tpu/testing/without_case.py"
+    assert rules - covered == WITHOUT_CASE, (
+        "add a case, or take the op off the list of torch_tpu/testing/without_case.py"
+    )
 
 
 def test_no_case_without_a_rule() -> None:

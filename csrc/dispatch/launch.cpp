@@ -4,6 +4,7 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -63,6 +64,7 @@ class Arguments {
       buffer.reset();
     }
   }
+  bool nothing_taken() const { return taken_.empty(); }
   // The storages have their new buffers, and the donated ones are gone.
   void consumed() { taken_.clear(); }
   // The launch failed after donation: what was in the storages is lost.
@@ -99,6 +101,25 @@ class Arguments {
   const ProgramSpec& spec_;
   c10::SmallVector<std::pair<Slot*, BufferRef>, 2> taken_;
 };
+
+// Gives written storages their new buffers. False, with nothing changed: the program read a storage, without taking
+// its buffer, that another thread has written since; the call runs again so that no write is lost.
+bool publish(Call& call, const ProgramSpec& spec, const Outputs& outs, bool may_retry) {
+  may_retry &= spec.resizes.empty();
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const int n = spec.outputs[i].slot;
+    if (n < 0) continue;
+    Slot& slot = call.slots[static_cast<size_t>(n)];
+    const bool read = std::find(spec.arg_slots.begin(), spec.arg_slots.end(), n) != spec.arg_slots.end();
+    if (may_retry && read && slot.buffer != nullptr && outs[i]->failure == nullptr) {
+      if (!slot.storage->replace_buffer(slot.buffer, outs[i])) return false;
+    } else {
+      slot.storage->set_buffer(outs[i]);
+    }
+    may_retry = false;
+  }
+  return true;
+}
 
 Outputs failed_outputs(const Call& call, const ProgramSpec& spec, const FailurePtr& failure) {
   Outputs outs;
@@ -210,10 +231,7 @@ bool launch(Call& call, const Program& program) {
     Arguments args(call, spec);
     if (!args.collect()) return false;
     if (program.executable) outs = run(call, program, args);
-    for (size_t i = 0; i < outs.size(); ++i) {
-      const int slot = spec.outputs[i].slot;
-      if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
-    }
+    if (!publish(call, spec, outs, args.nothing_taken())) return false;
     if (!outs.empty()) args.consumed();  // failed ones too: each storage that was taken from has its output
   }
   c10::SmallVector<c10::IValue, 4> results;

@@ -19,6 +19,7 @@ const std::unordered_set<std::string>& hand_written() {
   static const std::unordered_set<std::string> names = {
       "aten::empty.memory_format",
       "aten::empty_strided",
+      "aten::new_empty_strided",
       "aten::as_strided",
       "aten::view",
       "aten::_reshape_alias",
