@@ -41,10 +41,10 @@ if child == 0:
     torch.manual_seed(3)
     results["cpu"] = (torch.ones(2) + 1).tolist()
     results["metadata"] = [list(held[1:].shape), str(held.device)]
+    results["pinned"] = torch.ones(2).pin_memory().is_pinned()
     del held
     os.write(write, json.dumps(results).encode())
     sys.exit(0)
-os.close(write)
 results = json.loads(os.read(read, 1 << 16))
 results["exit"] = os.waitpid(child, 0)[1]
 results["parent"] = (held + 1).tolist()
@@ -62,10 +62,10 @@ class Numbers(Dataset):
     def __len__(self):
         return 8
     def __getitem__(self, i):
-        return (torch.full((2,), float(i), device=self.device) + 1 - torch.ones(2, device=self.device)).cpu()
+        return (torch.full((2,), float(i), device=self.device) + torch.rand(2).floor()).cpu()
 
 def total(device):
-    loader = DataLoader(Numbers(device), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(Numbers(device), batch_size=4, num_workers=2, multiprocessing_context="fork")
     return sum(batch.sum().item() for batch in loader)
 
 assert total("tpu") == 56
@@ -116,6 +116,7 @@ def test_the_rest_of_the_child_works(child):
     assert child["query"]
     assert child["cpu"] == [2.0, 2.0]
     assert child["metadata"] == [[2], "tpu:0"]
+    assert child["pinned"]
     assert child["exit"] == 0
 
 

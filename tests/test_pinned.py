@@ -17,9 +17,19 @@ def test_pin_memory():
     assert p.pin_memory() is p
     assert torch.equal(p, x)
     assert torch.zeros(3, pin_memory=True).is_pinned()
-    assert p.untyped_storage().is_pinned()
-    assert x.untyped_storage().pin_memory().is_pinned()
+    assert p.untyped_storage().is_pinned("tpu")
+    assert x.untyped_storage().pin_memory("tpu").is_pinned("tpu")
     assert p.data_ptr() % 4096 == 0
+
+
+def test_freed_memory_is_not_pinned_any_more():
+    p = torch.empty(1000, pin_memory=True)
+    address = p.data_ptr()
+    del p
+    torch.accelerator.empty_host_cache()
+    q = torch.empty(1000, pin_memory=True)
+    assert q.is_pinned()
+    assert address
 
 
 def test_only_cpu_tensors_are_pinned():

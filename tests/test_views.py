@@ -206,7 +206,7 @@ def index_put_(v: torch.Tensor, value: torch.Tensor) -> None:
 
 WRITES = (mul_, copy_, copy_from_cpu, out, fill_, index_put_)
 CHAIN_SETTINGS = settings(
-    max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -4,7 +4,6 @@
 #include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -57,14 +56,6 @@ class Arguments {
     return true;
   }
 
-  // The launch happened: what was donated is its results' memory now and must not be counted twice.
-  void launched() {
-    for (auto& [slot, buffer] : taken_) {
-      slot->buffer.reset();
-      buffer.reset();
-    }
-  }
-  bool nothing_taken() const { return taken_.empty(); }
   // The storages have their new buffers, and the donated ones are gone.
   void consumed() { taken_.clear(); }
   // The launch failed after donation: what was in the storages is lost.
@@ -101,25 +92,6 @@ class Arguments {
   const ProgramSpec& spec_;
   c10::SmallVector<std::pair<Slot*, BufferRef>, 2> taken_;
 };
-
-// Gives written storages their new buffers. False, with nothing changed: the program read a storage, without taking
-// its buffer, that another thread has written since; the call runs again so that no write is lost.
-bool publish(Call& call, const ProgramSpec& spec, const Outputs& outs, bool may_retry) {
-  may_retry &= spec.resizes.empty();
-  for (size_t i = 0; i < outs.size(); ++i) {
-    const int n = spec.outputs[i].slot;
-    if (n < 0) continue;
-    Slot& slot = call.slots[static_cast<size_t>(n)];
-    const bool read = std::find(spec.arg_slots.begin(), spec.arg_slots.end(), n) != spec.arg_slots.end();
-    if (may_retry && read && slot.buffer != nullptr && outs[i]->failure == nullptr) {
-      if (!slot.storage->replace_buffer(slot.buffer, outs[i])) return false;
-    } else {
-      slot.storage->set_buffer(outs[i]);
-    }
-    may_retry = false;
-  }
-  return true;
-}
 
 Outputs failed_outputs(const Call& call, const ProgramSpec& spec, const FailurePtr& failure) {
   Outputs outs;
@@ -158,7 +130,6 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
     device.work.fail(failure);
     return failed_outputs(call, spec, failure);
   }
-  args.launched();
   const PJRT_Api* api = Runtime::get().client().api();
   Outputs outs;
   for (size_t i = 0; i < raw.size(); ++i) {
@@ -231,7 +202,10 @@ bool launch(Call& call, const Program& program) {
     Arguments args(call, spec);
     if (!args.collect()) return false;
     if (program.executable) outs = run(call, program, args);
-    if (!publish(call, spec, outs, args.nothing_taken())) return false;
+    for (size_t i = 0; i < outs.size(); ++i) {
+      const int slot = spec.outputs[i].slot;
+      if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
+    }
     if (!outs.empty()) args.consumed();  // failed ones too: each storage that was taken from has its output
   }
   c10::SmallVector<c10::IValue, 4> results;
@@ -241,9 +215,8 @@ bool launch(Call& call, const Program& program) {
   return true;
 }
 
-BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims, bool donate) {
+BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRef dims, bool donate) {
   DeviceState& device = source->device;
-  const c10::ScalarType dtype = source->dtype;
   PJRT_Buffer* arg = source->buffer.get();
   PJRT_Buffer* out = nullptr;
   const int64_t keep[1] = {0};
@@ -259,11 +232,10 @@ BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims,
     const auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())});
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
     device.work.fail(failure);
-    return c10::make_intrusive<DeviceBuffer>(device, failure, dtype, dims);
+    return c10::make_intrusive<DeviceBuffer>(device, failure, source->dtype, dims);
   }
-  source.reset();  // donated memory is not counted twice
-  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out), dtype,
-                                           dims);
+  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out),
+                                           source->dtype, dims);
 }
 
 }  // namespace torch_tpu

@@ -73,15 +73,9 @@ void rebase(Slot& slot, DimsRef dims) {
     slot = {slot.storage, source, source->dtype, source->dims};
     return;
   }
-  const BufferRef held = donate ? BufferRef() : source;
-  slot.buffer = launch_reshape(*program, std::move(source), target, donate);
+  slot.buffer = launch_reshape(*program, source, target, donate);
   slot.dims = target;
-  if (donate) {
-    slot.storage->set_buffer(slot.buffer);
-  } else if (!slot.storage->replace_buffer(held, slot.buffer)) {  // another thread wrote meanwhile
-    const BufferRef now = slot.storage->buffer();
-    slot = {slot.storage, now, now->dtype, now->dims};
-  }
+  slot.storage->set_buffer(slot.buffer);
 }
 
 }  // namespace torch_tpu

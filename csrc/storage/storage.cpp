@@ -138,13 +138,6 @@ void Storage::set_buffer(BufferRef buffer) {
   taken_ = false;
 }
 
-bool Storage::replace_buffer(const BufferRef& expected, const BufferRef& next) {
-  std::lock_guard lock(lock_);
-  if (taken_ || buffer_ != expected) return false;
-  buffer_ = next;  // frees nothing under the lock: the caller holds `expected`
-  return true;
-}
-
 BufferRef Storage::take_if_unshared() {
   std::lock_guard lock(lock_);
   if (taken_ || buffer_ == nullptr || buffer_.use_count() != 1) return {};

@@ -65,8 +65,6 @@ class Storage {
   // The current buffer; an unwritten storage gets zeros of its hinted type first.
   BufferRef buffer_or_zeros(c10::ScalarType dtype, DimsRef dims);
   void set_buffer(BufferRef buffer);
-  // set_buffer, unless the buffer is no longer `expected`: then false, for another thread wrote meanwhile.
-  bool replace_buffer(const BufferRef& expected, const BufferRef& next);
   // Takes the buffer out for donation if nobody else holds it; others then wait in buffer() for the
   // set_buffer that must follow. Returns null if it is shared.
   BufferRef take_if_unshared();
