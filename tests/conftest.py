@@ -33,7 +33,7 @@ def run_program() -> Callable[..., str]:
     def run(program: str, *args: str, **env: str | None) -> str:
         settings = {k: v for k, v in (os.environ | env).items() if v is not None}
         command = [sys.executable, "-W", "error", "-c", program, *args]
-        done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

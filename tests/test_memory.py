@@ -21,9 +21,10 @@ def base() -> int:
 
 
 def used(base: int, read=torch.tpu.memory_allocated) -> int:
-    """Mebibytes since ``base``. Programs may keep a few bytes of operands."""
-    whole, rest = divmod(read(1) - base, MIB)
-    assert rest < 1024
+    """Mebibytes since ``base``. Programs may keep a few bytes of operands, or drop some."""
+    since = read(1) - base
+    whole = round(since / MIB)
+    assert abs(since - whole * MIB) < 1024
     return whole
 
 

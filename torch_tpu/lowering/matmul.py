@@ -24,9 +24,11 @@ _BETA_ALPHA = {"beta": (0, 1), "alpha": (1,)}
 def product(cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ())) -> Value:
     """``dot_general`` in the accumulation type of the operands' dtype: float32 for bfloat16 and float16."""
     b, dtype = cx.b, x.dtype
-    assert dtype == y.dtype, (x.type, y.type)
+    # The meta kernels leave these to the kernels.
+    if dtype != y.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {dtype} != {y.dtype}")
     if dtype == torch.bool:
-        raise AssertionError("ATen has no product of bool tensors")
+        raise NotImplementedError(f"{cx.op} is not implemented for bool")
     wide = compute_dtype(dtype)
     if not x.type.numel or not y.type.numel:
         rest = [d for i, d in enumerate(x.shape) if i not in batch[0] and i not in contract[0]]
