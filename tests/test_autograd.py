@@ -51,12 +51,6 @@ def test_backward():
     on_both(run)
 
 
-NO_NEW_EMPTY_STRIDED = pytest.mark.xfail(
-    strict=True, raises=NotImplementedError, reason="aten.new_empty_strided has no kernel, and autograd calls it"
-)
-
-
-@NO_NEW_EMPTY_STRIDED
 def test_views_and_writes():
     def run(device):
         x = torch.randn(3, 4).to(device).requires_grad_()
@@ -135,7 +129,6 @@ def test_custom_function():
     on_both(run)
 
 
-@NO_NEW_EMPTY_STRIDED
 def test_the_graph_may_cross_devices():
     x = torch.arange(3.0, requires_grad=True)
     y = (x.to("tpu:0") * 2).to("tpu:1") * torch.arange(3.0, device="tpu:1")

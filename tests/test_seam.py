@@ -218,6 +218,18 @@ def test_resize_keeps_contents():
     assert x.view(-1)[:4].tolist() == [0, 1, 2, 3]
 
 
+def test_sizes_that_depend_on_data():
+    x = torch.tensor([[0, 1], [2, 0]])
+    t = x.to("tpu")
+    assert t.nonzero().tolist() == x.nonzero().tolist()
+    assert t[t > 0].tolist() == [1, 2]
+    assert t.unique().tolist() == [0, 1, 2]
+    repeats = torch.tensor([2, 3])
+    assert t.repeat_interleave(repeats.to("tpu"), dim=0).tolist() == x.repeat_interleave(repeats, dim=0).tolist()
+    t[t == 0] = 9
+    assert t.tolist() == [[9, 1], [2, 9]]
+
+
 # ---- modules
 
 

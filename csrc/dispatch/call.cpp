@@ -48,7 +48,7 @@ Call::Call(OpRecord& record, torch::jit::Stack& stack) : record(record), stack(s
   key.words.push_back(global_state_word());
   for (size_t i = 0; i < record.args.size(); ++i) add_value(i);
   if (record.writes) check_overlaps();
-  in_turn = record.foreach && record.writes && steps_overlap();
+  in_turn = record.is_foreach && record.writes && steps_overlap();
 }
 
 void Call::find_device() {
@@ -66,8 +66,10 @@ void Call::find_device() {
     const c10::IValue& v = arg(i);
     if (v.isTensor()) {
       see(v.toTensor());
-    } else if (v.isTensorList()) {
-      for (const at::Tensor& t : v.toTensorVector()) see(t);
+    } else if (record.args[i].kind == ArgRecord::kTensorList && v.isList()) {
+      for (const c10::IValue& item : v.toListRef()) {
+        if (item.isTensor()) see(item.toTensor());
+      }
     } else if (v.isDevice()) {
       asked = v.toDevice();
     }
@@ -262,7 +264,7 @@ void Call::check_overlaps() const {
   for (const TensorArg& w : tensors) {
     if (!w.written) continue;
     if (!record.fills) at::assert_no_internal_overlap(*w.tensor);
-    if (record.foreach || slots.size() == tensors.size()) continue;
+    if (record.is_foreach || slots.size() == tensors.size()) continue;
     for (const TensorArg& r : tensors) {
       if (r.slot == w.slot && r.tensor != w.tensor && !r.written)
         at::assert_no_partial_overlap(*w.tensor, *r.tensor);

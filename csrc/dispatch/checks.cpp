@@ -110,6 +110,16 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack) {
   }
 }
 
+void fill_output_size(OpRecord& record, torch::jit::Stack& stack) {
+  const auto& schema = record.op.schema();
+  const size_t first = stack.size() - record.args.size();
+  c10::IValue& size = stack[first + static_cast<size_t>(*schema.argumentIndexWithName("output_size"))];
+  if (!size.isNone()) return;
+  const auto repeats =
+      stack[first + static_cast<size_t>(*schema.argumentIndexWithName("repeats"))].toTensor();
+  size = repeats.sum().item<int64_t>();
+}
+
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack) {
   std::optional<c10::Device> first;
   for (size_t i = stack.size() - record.args.size(); i < stack.size(); ++i) {

@@ -10,6 +10,10 @@ namespace torch_tpu {
 // Throws what the CPU kernel throws for an argument value out of range.
 void check_values(const OpRecord& record, const torch::jit::Stack& stack);
 
+// repeat_interleave without output_size: the size is read from the device, so that the program has static
+// sizes.
+void fill_output_size(OpRecord& record, torch::jit::Stack& stack);
+
 // Whether the lists of a foreach op are on several devices, or partly on the CPU.
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack);
 

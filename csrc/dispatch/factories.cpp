@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/new_empty_strided_native.h>
 #include <torch/library.h>
 
 #include "storage/dtype.h"
@@ -147,6 +148,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   }
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
+  m.impl("new_empty_strided", at::native::new_empty_strided_symint);
   m.impl("resize_", resize);
   m.impl("set_.source_Storage_storage_offset", set_storage_sizes);
   m.impl("set_.source_Storage", set_storage);

@@ -26,71 +26,60 @@ void resize_outputs(const Call& call, const ProgramSpec& spec) {
   }
 }
 
-// Everything a launch takes from the storages; gives it back unless the launch happened.
+// Everything a launch takes from the storages; gives it back unless the launch happened. Storages that are
+// read and written are reserved, shared or not: between the read and the write no other thread may write.
 class Arguments {
  public:
   Arguments(Call& call, const ProgramSpec& spec) : call_(call), spec_(spec) {}
   ~Arguments() {
-    for (auto& [slot, buffer] : taken_) slot->storage->set_buffer(std::move(buffer));
+    for (Slot* slot : reserved_) slot->storage->set_buffer(std::move(slot->buffer));
   }
 
-  // False: a storage changed meanwhile.
+  // False: a storage changed meanwhile, or another launch has reserved it. Never waits, so two launches that
+  // reserve several storages cannot wait for each other.
   bool collect() {
-    size_t next_donated = 0;
-    for (size_t i = 0; i < spec_.arg_slots.size(); ++i) {
-      Slot& slot = call_.slots[static_cast<size_t>(spec_.arg_slots[i])];
-      const bool donate =
-          next_donated < spec_.donated.size() && spec_.donated[next_donated] == static_cast<int>(i);
-      if (donate) ++next_donated;
+    for (const int n : spec_.arg_slots) {
+      Slot& slot = slot_at(n);
       if (slot.buffer == nullptr) {
         slot.buffer = slot.storage->buffer_or_zeros(slot.dtype, slot.dims);
         if (slot.buffer->dtype != slot.dtype || slot.buffer->dims != slot.dims) return false;
       }
       if (slot.buffer->failure != nullptr) failure = slot.buffer->failure;
-      if (donate && !take(slot)) {
-        if (slot.buffer == nullptr) return false;
-        keep.push_back(static_cast<int64_t>(i));
-      }
       buffers.push_back(slot.buffer->buffer.get());
+    }
+    for (const int i : spec_.donated) {
+      Slot& slot = slot_at(spec_.arg_slots[static_cast<size_t>(i)]);
+      if (!slot.storage->reserve(slot.buffer)) return false;
+      reserved_.push_back(&slot);
+      if (slot.buffer.use_count() != 1) keep.push_back(i);
     }
     return true;
   }
 
-  // The storages have their new buffers, and the donated ones are gone.
-  void consumed() { taken_.clear(); }
+  // The launch happened: what was donated is its results' memory now and must not be counted twice.
+  void launched() {
+    for (Slot* slot : reserved_) slot->buffer.reset();
+  }
+  // The storages have their new buffers.
+  void consumed() { reserved_.clear(); }
   // The launch failed after donation: what was in the storages is lost.
   void poison(const FailurePtr& why) {
-    for (auto& [slot, buffer] : taken_) {
-      buffer = c10::make_intrusive<DeviceBuffer>(*call_.device, why, slot->dtype, slot->dims);
+    for (Slot* slot : reserved_) {
+      if (slot->buffer.use_count() != 1) continue;
+      slot->buffer = c10::make_intrusive<DeviceBuffer>(*call_.device, why, slot->dtype, slot->dims);
     }
   }
 
   c10::SmallVector<PJRT_Buffer*, 8> buffers;
-  c10::SmallVector<int64_t, 4> keep;
+  c10::SmallVector<int64_t, 4> keep;  // reserved, but others hold the buffer: not donated
   FailurePtr failure;
 
  private:
-  bool take(Slot& slot) {
-    const DeviceBuffer* expected = slot.buffer.get();
-    slot.buffer.reset();
-    BufferRef got = slot.storage->take_if_unshared();
-    if (got == nullptr) {
-      BufferRef shared = slot.storage->buffer();
-      if (shared.get() == expected) slot.buffer = std::move(shared);
-      return false;
-    }
-    if (got.get() != expected) {
-      slot.storage->set_buffer(std::move(got));
-      return false;
-    }
-    slot.buffer = got;
-    taken_.emplace_back(&slot, std::move(got));
-    return true;
-  }
+  Slot& slot_at(int n) { return call_.slots[static_cast<size_t>(n)]; }
 
   Call& call_;
   const ProgramSpec& spec_;
-  c10::SmallVector<std::pair<Slot*, BufferRef>, 2> taken_;
+  c10::SmallVector<Slot*, 2> reserved_;
 };
 
 Outputs failed_outputs(const Call& call, const ProgramSpec& spec, const FailurePtr& failure) {
@@ -130,6 +119,7 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
     device.work.fail(failure);
     return failed_outputs(call, spec, failure);
   }
+  args.launched();
   const PJRT_Api* api = Runtime::get().client().api();
   Outputs outs;
   for (size_t i = 0; i < raw.size(); ++i) {
@@ -206,7 +196,7 @@ bool launch(Call& call, const Program& program) {
       const int slot = spec.outputs[i].slot;
       if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
     }
-    if (!outs.empty()) args.consumed();  // failed ones too: each storage that was taken from has its output
+    if (!outs.empty()) args.consumed();  // failed ones too: each reserved storage has its output
   }
   c10::SmallVector<c10::IValue, 4> results;
   for (const ReturnSpec& r : spec.returns) results.push_back(result(r, call, spec, outs));
@@ -215,8 +205,9 @@ bool launch(Call& call, const Program& program) {
   return true;
 }
 
-BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRef dims, bool donate) {
+BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims, bool donate) {
   DeviceState& device = source->device;
+  const c10::ScalarType dtype = source->dtype;
   PJRT_Buffer* arg = source->buffer.get();
   PJRT_Buffer* out = nullptr;
   const int64_t keep[1] = {0};
@@ -232,10 +223,11 @@ BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRe
     const auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())});
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
     device.work.fail(failure);
-    return c10::make_intrusive<DeviceBuffer>(device, failure, source->dtype, dims);
+    return c10::make_intrusive<DeviceBuffer>(device, failure, dtype, dims);
   }
-  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out),
-                                           source->dtype, dims);
+  source.reset();  // donated memory is not counted twice
+  return c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(Runtime::get().client().api(), out), dtype,
+                                           dims);
 }
 
 }  // namespace torch_tpu

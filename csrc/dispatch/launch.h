@@ -11,7 +11,7 @@ namespace torch_tpu {
 bool launch(Call& call, const Program& program);
 
 // `source` in other dims; donated if the caller holds the only reference.
-BufferRef launch_reshape(const Program& program, const BufferRef& source, DimsRef dims, bool donate);
+BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims, bool donate);
 
 // A tensor over `buffer`.
 at::Tensor make_tensor(BufferRef buffer, c10::ScalarType dtype, DimsRef sizes, DimsRef strides);

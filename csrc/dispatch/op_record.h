@@ -41,11 +41,12 @@ struct OpRecord {
   std::string name;  // "aten.add.Tensor"
   std::vector<ArgRecord> args;
   std::atomic<State> state{kUnknown};
-  bool rng = false;            // consumes random numbers
-  bool expands_masks = false;  // index ops: bool masks become index tensors before the op is lowered
-  bool writes = false;         // any argument is written
-  bool fills = false;          // writes one value everywhere: elements may share memory
-  bool foreach =
+  bool rng = false;                // consumes random numbers
+  bool expands_masks = false;      // index ops: bool masks become index tensors before the op is lowered
+  bool writes = false;             // any argument is written
+  bool fills = false;              // writes one value everywhere: elements may share memory
+  bool fills_output_size = false;  // an output_size that was not given is the sum of `repeats`
+  bool is_foreach =
       false;  // lists may span devices, as PyTorch allows: then the composite kernel takes them one by one
   ValueCheck check = ValueCheck::kNone;
   // kFunctional: an out= form whose result sizes depend on data runs this overload and copies its results.

@@ -45,16 +45,18 @@ void adopt_dtype(Slot& slot, const at::Tensor& t) {
   if (!raw || t.scalar_type() == c10::ScalarType::Byte || !covers_storage(t, slot.buffer->bytes)) return;
   const std::optional<Dims> dims = dense_dims(t);
   if (!dims) return;
-  slot.buffer = retyped(slot.buffer, t.scalar_type(), *dims);
+  BufferRef typed = retyped(slot.buffer, t.scalar_type(), *dims);
+  if (!slot.storage->reserve(slot.buffer)) return;  // another thread wrote meanwhile: the call runs again
+  slot.buffer = std::move(typed);
   slot.dtype = t.scalar_type();
   slot.dims = *dims;
   slot.storage->set_buffer(slot.buffer);
 }
 
 void rebase(Slot& slot, DimsRef dims) {
-  const Dims target(dims.begin(), dims.end());
+  const std::vector<int64_t> target = dims.vec();  // `dims` may lie in the slot
   if (slot.buffer == nullptr || slot.buffer->failure != nullptr) {
-    if (slot.buffer == nullptr) slot.dims = target;
+    if (slot.buffer == nullptr) slot.dims.assign(target.begin(), target.end());
     return;
   }
   ProgramKey key;
@@ -63,18 +65,14 @@ void rebase(Slot& slot, DimsRef dims) {
   key.words.append(target.begin(), target.end());
   const ProgramRef program = ExecutableCache::get().find_or_make(
       key, key.hash(), [&] { return compile_spec(lower_reshape(slot.dtype, slot.dims, target)); });
-  const DeviceBuffer* expected = slot.buffer.get();
-  slot.buffer.reset();  // ours must not be the reference that forbids the donation
-  BufferRef source = slot.storage->take_if_unshared();
-  const bool donate = source != nullptr && source.get() == expected;
-  if (source == nullptr) source = slot.storage->buffer();
-  if (source.get() != expected) {  // another thread wrote meanwhile
-    slot.storage->set_buffer(source);
-    slot = {slot.storage, source, source->dtype, source->dims};
+  if (!slot.storage->reserve(slot.buffer)) {  // another thread wrote meanwhile
+    const BufferRef now = slot.storage->buffer();
+    slot = {slot.storage, now, now->dtype, now->dims};
     return;
   }
-  slot.buffer = launch_reshape(*program, source, target, donate);
-  slot.dims = target;
+  const bool donate = slot.buffer.use_count() == 1;
+  slot.buffer = launch_reshape(*program, std::move(slot.buffer), target, donate);
+  slot.dims.assign(target.begin(), target.end());
   slot.storage->set_buffer(slot.buffer);
 }
 

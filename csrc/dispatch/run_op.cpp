@@ -19,6 +19,7 @@ const std::unordered_set<std::string>& hand_written() {
   static const std::unordered_set<std::string> names = {
       "aten::empty.memory_format",
       "aten::empty_strided",
+      "aten::new_empty_strided",
       "aten::as_strided",
       "aten::view",
       "aten::_reshape_alias",
@@ -113,7 +114,8 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   if (state == OpRecord::kComposite) return run_composite(record, stack);
   if (state == OpRecord::kCpu) return run_on_cpu(record, stack);
   if (state == OpRecord::kFunctional) return run_functional(record, stack);
-  if (record.foreach && spans_devices(record, stack)) return run_composite(record, stack);
+  if (record.is_foreach && spans_devices(record, stack)) return run_composite(record, stack);
+  if (record.fills_output_size) fill_output_size(record, stack);
   if (record.expands_masks) expand_masks(record, stack);
   ExecutableCache& cache = ExecutableCache::get();
   for (;;) {

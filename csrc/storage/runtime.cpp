@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "util/check.h"
@@ -29,7 +30,19 @@ void Mark::count_down() {
 
 void Mark::wait() {
   std::unique_lock lock(mutex_);
-  cv_.wait(lock, [this] { return done(); });
+  cv_.wait(lock, [this] { return counted(); });
+}
+
+bool Mark::done() const {
+  return counted() || std::all_of(events_.begin(), events_.end(), [](const std::weak_ptr<pjrt::Event>& weak) {
+           const std::shared_ptr<pjrt::Event> event = weak.lock();
+           return event == nullptr || event->is_ready();
+         });
+}
+
+std::chrono::steady_clock::time_point Mark::done_at() {
+  wait();
+  return done_at_;
 }
 
 // ---- WorkQueue
@@ -78,7 +91,8 @@ std::shared_ptr<Mark> WorkQueue::mark() {
     std::lock_guard lock(mutex_);
     for (const Pending& p : pending_) events.push_back(p.event);
   }
-  mark->remaining_.store(static_cast<int>(events.size()) + 1, std::memory_order_relaxed);  // not shared yet
+  mark->events_.assign(events.begin(), events.end());  // not shared yet
+  mark->remaining_.store(static_cast<int>(events.size()) + 1, std::memory_order_relaxed);
   for (const auto& event : events) {
     event->on_ready([mark] { mark->count_down(); });
   }

@@ -29,14 +29,18 @@ using FailurePtr = std::shared_ptr<const Failure>;
 // A point in the work of a device: done when all work pending at its creation is done.
 class Mark {
  public:
-  bool done() const { return remaining_.load(std::memory_order_acquire) == 0; }
+  bool done() const;
   void wait();
   // Host time at which the work was done. Only after done().
-  std::chrono::steady_clock::time_point done_at() const { return done_at_; }
+  std::chrono::steady_clock::time_point done_at();
 
  private:
   friend class WorkQueue;
   void count_down();
+  bool counted() const { return remaining_.load(std::memory_order_acquire) == 0; }
+  // Plugins call back some time after an event is ready, so done() asks the events. Expired: off the queue,
+  // hence ready.
+  std::vector<std::weak_ptr<pjrt::Event>> events_;
   std::atomic<int> remaining_{1};
   std::mutex mutex_;  // guards the wait
   std::condition_variable cv_;

@@ -21,8 +21,8 @@ struct Shard {
 };
 
 Shard& shard_of(const void* address) {
-  static auto* shards = new std::array<Shard, 64>;
-  return (*shards)[reinterpret_cast<uintptr_t>(address) >> 6 & 63];
+  static auto* shards = new std::array<Shard, 61>;
+  return (*shards)[reinterpret_cast<uintptr_t>(address) % shards->size()];  // a prime: addresses are aligned
 }
 
 void remember(const void* address, Storage* storage) {
@@ -138,11 +138,12 @@ void Storage::set_buffer(BufferRef buffer) {
   taken_ = false;
 }
 
-BufferRef Storage::take_if_unshared() {
+bool Storage::reserve(const BufferRef& expected) {
   std::lock_guard lock(lock_);
-  if (taken_ || buffer_ == nullptr || buffer_.use_count() != 1) return {};
+  if (taken_ || buffer_ != expected) return false;
   taken_ = true;
-  return std::move(buffer_);
+  buffer_.reset();  // frees nothing under the lock: the caller holds `expected`
+  return true;
 }
 
 void* Storage::resize(size_t bytes) {

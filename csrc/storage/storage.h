@@ -65,9 +65,10 @@ class Storage {
   // The current buffer; an unwritten storage gets zeros of its hinted type first.
   BufferRef buffer_or_zeros(c10::ScalarType dtype, DimsRef dims);
   void set_buffer(BufferRef buffer);
-  // Takes the buffer out for donation if nobody else holds it; others then wait in buffer() for the
-  // set_buffer that must follow. Returns null if it is shared.
-  BufferRef take_if_unshared();
+  // Takes the buffer out for a launch that reads and writes it; others then wait in buffer() for the
+  // set_buffer that must follow. It may be donated if `expected` is the only reference left. False, with
+  // nothing taken: another thread has written since `expected` was read, or is about to.
+  bool reserve(const BufferRef& expected);
   // A storage of `bytes` keeps its address as long as it once had room for them.
   void* resize(size_t bytes);
   void* address() const { return address_; }

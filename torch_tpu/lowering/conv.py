@@ -132,8 +132,17 @@ def adjoint(cx: LowerContext, y: Value, w: Value, win: Window, spatial: Sequence
 def weight_gradient(cx: LowerContext, x: Value, y: Value, win: Window, shape: Sequence[int]) -> Value:
     """Gradient of the weight of :func:`direct`, of ``shape`` (O, I / groups, …): batch and channel swap roles.
 
-    The kernel of this convolution is ``y``: it moves by the dilation and is dilated by the stride.
+    The kernel of this convolution is ``y``: it moves by the dilation and is dilated by the stride. A depthwise one
+    groups the batch (here: the channels of ``x``); with several channels a group XLA is slow at that on the CPU, so the
+    groups are moved from the channels of ``x`` to its batch, where they are feature groups.
     """
+    b, groups, channels = cx.b, win.groups, x.shape[1]
+    depthwise = groups == channels
+    if groups > 1 and not depthwise and x.type.numel:
+        batch, *sizes = x.shape[0], *x.shape[2:]
+        split = b.reshape(x, (batch, groups, channels // groups, *sizes))
+        moved = b.transpose(split, [1, 0, *range(2, split.rank)])
+        x = b.reshape(moved, (groups * batch, channels // groups, *sizes))
     return _convolution(
         cx,
         x,
@@ -145,7 +154,8 @@ def weight_gradient(cx: LowerContext, x: Value, y: Value, win: Window, shape: Se
         lhs_dilation=[1] * (x.rank - 2),
         rhs_dilation=win.stride,
         spatial=shape[2:],
-        batch_groups=win.groups,
+        feature_groups=1 if depthwise else groups,
+        batch_groups=groups if depthwise else 1,
     )
 
 

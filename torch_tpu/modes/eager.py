@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -356,6 +356,12 @@ def _resized(low: _Lowering, plan: Plan, target: int, value: Value, meta: torch.
     plan.resizes.append((target, value.shape, strides))
     view = low.views[target]
     dense = views.physical_order(value.shape, strides) is not None
+    room = low.slots[view.slot].numel * low.slots[view.slot].dtype.itemsize // view.dtype.itemsize
+    if dense and value.type.numel < room:  # the rest of the storage stays
+        window = Window(value.type.numel, 1, sliced=False)
+        return replace(
+            view, sizes=value.shape, strides=strides, kind="box", dims=(room,), windows=(window,), covers=False
+        )
     return View(view.dtype, value.shape, strides, view.slot, kind="box" if dense else "whole", covers=True)
 
 
