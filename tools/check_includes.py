@@ -17,7 +17,7 @@ from pathlib import Path
 # Low to high. Folders of one row are strangers.
 LAYERS = (
     ("pjrt",),
-    ("util",),
+    ("util", "ffi"),
     ("storage",),
     ("cache", "rng"),
     ("dispatch", "hooks"),

@@ -202,6 +202,14 @@ CPU_DEVICES: Setting[int] = Setting(
     parse=integer(1, 64),
     help="How many devices the cpu plugin shows, 1 to 64.",
 )
+HOST_KERNELS: Setting[bool] = Setting(
+    name="TORCH_TPU_HOST_KERNELS",
+    default=lambda: True,
+    shown_default="1",
+    parse=flag,
+    help="1 lets programs of the cpu plugin call PyTorch's own CPU kernels where they are faster (products), "
+    "0 leaves everything to XLA.",
+)
 CPU_FALLBACK: Setting[str] = Setting(
     name="TORCH_TPU_CPU_FALLBACK",
     default=lambda: "warn",

@@ -39,7 +39,8 @@ int64_t global_state_word() {
   return static_cast<int64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
          static_cast<int64_t>(cx.deterministicAlgorithms()) << 8 |
          static_cast<int64_t>(cx.deterministicFillUninitializedMemory()) << 9 |
-         static_cast<int64_t>(cx.float32MatmulPrecision()) << 10;
+         static_cast<int64_t>(cx.float32MatmulPrecision()) << 10 |
+         static_cast<int64_t>(Runtime::get().host_kernels()) << 12;
 }
 
 Call::Call(OpRecord& record, torch::jit::Stack& stack) : record(record), stack(stack) {

@@ -21,7 +21,10 @@ namespace torch_tpu {
 namespace {
 
 PluginSpec plugin_spec_of(const py::object& o) {
-  PluginSpec spec{o.attr("path").cast<std::string>(), o.attr("kind").cast<std::string>(), {}};
+  PluginSpec spec{o.attr("path").cast<std::string>(),
+                  o.attr("kind").cast<std::string>(),
+                  {},
+                  o.attr("host_kernels").cast<bool>()};
   for (const auto& [name, value] : o.attr("options").cast<py::dict>()) {
     const auto key = name.cast<std::string>();
     if (py::isinstance<py::bool_>(value)) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "ffi/host_kernels.h"
 #include "util/check.h"
 
 namespace torch_tpu {
@@ -225,8 +226,11 @@ Runtime::Runtime(PluginSpec spec) : spec_(std::move(spec)) {
   }
   TORCH_TPU_CHECK(E301, !devices_.empty(), "PJRT plugin ", spec_.path, " has no addressable device.");
   std::map<std::string, std::string> flags = {{"xla_allow_excess_precision", "false"}};
-  if (client_->platform_name() == "cpu")
+  if (client_->platform_name() == "cpu") {
     flags["xla_cpu_enable_fast_min_max"] = "false";  // fast ones drop NaN
+    host_kernels_ =
+        spec_.host_kernels && client_->host_addressable() && register_host_kernels(client_->api());
+  }
   compile_options_ = pjrt::compile_options(/*portable=*/true, flags);
 }
 

@@ -91,6 +91,7 @@ struct DeviceState {
 struct PluginSpec {
   std::string path, kind;  // kind: cpu, tpu, cuda or path
   pjrt::Options options;
+  bool host_kernels = false;  // asked for
 };
 
 class Runtime {
@@ -110,6 +111,8 @@ class Runtime {
   int device_count() const { return static_cast<int>(devices_.size()); }
   DeviceState& device(int index);  // throws E202
   const std::string& compile_options() const { return compile_options_; }
+  // Whether programs may call the handlers of ffi/host_kernels.h.
+  bool host_kernels() const { return host_kernels_; }
   void synchronize_all();
 
  private:
@@ -118,6 +121,7 @@ class Runtime {
   std::unique_ptr<pjrt::Client> client_;
   std::vector<std::unique_ptr<DeviceState>> devices_;
   std::string compile_options_;
+  bool host_kernels_ = false;
 };
 
 // Free and total bytes of the host: what a plugin without statistics has to share.

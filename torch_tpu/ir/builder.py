@@ -97,6 +97,8 @@ class Builder:
 
     args: list[Value] = field(default_factory=list)
     arg_attrs: dict[int, str] = field(default_factory=dict)
+    transposes: dict[str, tuple[Value, tuple[int, ...]]] = field(default_factory=dict)
+    """Results of ``transpose`` by name: its operand and permutation."""
     _lines: list[str] = field(default_factory=list)
     _next: int = 0
     _constants: dict[tuple[str, TensorType], Value] = field(default_factory=dict)
@@ -199,7 +201,9 @@ class Builder:
         if list(perm) == list(range(x.rank)):
             return x
         t = TensorType(tuple(x.shape[p] for p in perm), x.dtype)
-        return self._one("transpose", [x], t, f"permutation = {_array(perm)}")
+        out = self._one("transpose", [x], t, f"permutation = {_array(perm)}")
+        self.transposes[out.name] = (x, tuple(perm))
+        return out
 
     def broadcast_in_dim(self, x: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:
         """Dim ``i`` of ``x`` becomes dim ``dims[i]`` of the result."""
@@ -589,6 +593,19 @@ class Builder:
         """A call the compiler expands itself (for example ``Qr``, ``Eigh``)."""
         attrs = f'api_version = 1 : i32, backend_config = "{backend_config}", call_target_name = "{target}"'
         return self.op("stablehlo.custom_call", operands, results, attrs)
+
+    def host_call(self, target: str, operands: Sequence[Value], result: TensorType, integers: Sequence[int]) -> Value:
+        """A call of one of our FFI handlers (csrc/ffi/) in the plugin's process. Arrays are row-major."""
+
+        def layouts(types: Sequence[TensorType]) -> str:
+            texts = (f"dense<{list(reversed(range(len(t.shape))))}> : tensor<{len(t.shape)}xindex>" for t in types)
+            return "[" + ", ".join(t.replace("dense<[]>", "dense<>") for t in texts) + "]"
+
+        attrs = (
+            f'api_version = 4 : i32, backend_config = {{integers = {_array(integers)}}}, call_target_name = "{target}", '
+            f"operand_layouts = {layouts([x.type for x in operands])}, result_layouts = {layouts([result])}"
+        )
+        return self.op("stablehlo.custom_call", operands, [result], attrs)[0]
 
 
 def _precision(precision: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from torch_tpu.ir.builder import Value
 from torch_tpu.ir.types import compute_dtype
+from torch_tpu.lowering import host
 from torch_tpu.lowering.promote import Operand, operand
 from torch_tpu.lowering.registry import LowerContext, lowers
 
@@ -21,8 +22,13 @@ Dims = tuple[Sequence[int], Sequence[int]]
 _BETA_ALPHA = {"beta": (0, 1), "alpha": (1,)}
 
 
-def product(cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ())) -> Value:
-    """``dot_general`` in the accumulation type of the operands' dtype: float32 for bfloat16 and float16."""
+def product(
+    cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ()), rounded: bool = False
+) -> Value:
+    """``dot_general`` in the accumulation type of the operands' dtype: float32 for bfloat16 and float16.
+
+    ``rounded``: the caller rounds to the operands' dtype at once, so that the result may come rounded.
+    """
     b, dtype = cx.b, x.dtype
     # The meta kernels leave these to the kernels.
     if dtype != y.dtype:
@@ -34,13 +40,27 @@ def product(cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims
         rest = [d for i, d in enumerate(x.shape) if i not in batch[0] and i not in contract[0]]
         rest += [d for i, d in enumerate(y.shape) if i not in batch[1] and i not in contract[1]]
         return b.constant(0, wide, [*(x.shape[i] for i in batch[0]), *rest])
+    if (rounded or wide == dtype) and host.takes_product(cx, x, y, contract=contract, batch=batch):
+        return host.product(cx, x, y, contract=contract, batch=batch)
     return b.dot_general(x, y, batch=batch, contract=contract, precision=cx.precision_of(dtype), out_dtype=wide)
 
 
-def matmul(cx: LowerContext, x: Value, y: Value) -> Value:
-    """Product of the last two dims of two values of one rank and equal leading dims, in the accumulation type."""
+def _matmul_dims(x: Value) -> dict[str, Dims]:
     lead = list(range(x.rank - 2))
-    return product(cx, x, y, contract=([x.rank - 1], [y.rank - 2]), batch=(lead, lead))
+    return {"contract": ([x.rank - 1], [x.rank - 2]), "batch": (lead, lead)}
+
+
+def matmul(cx: LowerContext, x: Value, y: Value, *, rounded: bool = False) -> Value:
+    """Product of the last two dims of two values of one rank and equal leading dims, in the accumulation type."""
+    return product(cx, x, y, **_matmul_dims(x), rounded=rounded)
+
+
+def biased_matmul(cx: LowerContext, self: Value, x: Value, y: Value, beta: Operand, alpha: Operand) -> Value:
+    """``beta * self + alpha * (x @ y)``, rounded once."""
+    plain = _is_one(beta) and _is_one(alpha) and self.dtype == x.dtype == cx.out.dtype
+    if plain and cx.out.numel and host.takes_product(cx, x, y, **_matmul_dims(x)):
+        return host.product(cx, x, y, **_matmul_dims(x), bias=self)
+    return scaled_sum(cx, self, matmul(cx, x, y), beta, alpha)
 
 
 def _is_zero(x: Operand) -> bool:
@@ -66,12 +86,14 @@ def scaled_sum(cx: LowerContext, self: Value, out: Value, beta: Operand, alpha: 
 
 @lowers(aten.mm.default)
 def mm(cx: LowerContext, self: Value, mat2: Value) -> Value:
-    return cx.result(matmul(cx, self, mat2))
+    if self.dtype == mat2.dtype and host.takes_tiny_product(cx, self, mat2):
+        return host.tiny_product(cx, self, mat2)
+    return cx.result(matmul(cx, self, mat2, rounded=True))
 
 
 @lowers(aten.bmm.default)
 def bmm(cx: LowerContext, self: Value, mat2: Value) -> Value:
-    return cx.result(matmul(cx, self, mat2))
+    return cx.result(matmul(cx, self, mat2, rounded=True))
 
 
 @lowers(aten.mm.dtype, aten.bmm.dtype)
@@ -81,14 +103,14 @@ def mm_dtype(cx: LowerContext, self: Value, mat2: Value, out_dtype: torch.dtype)
 
 @lowers(aten.addmm.default, scalars=_BETA_ALPHA)
 def addmm(cx: LowerContext, self: Value, mat1: Value, mat2: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
-    return scaled_sum(cx, self, matmul(cx, mat1, mat2), beta, alpha)
+    return biased_matmul(cx, self, mat1, mat2, beta, alpha)
 
 
 @lowers(aten.baddbmm.default, scalars=_BETA_ALPHA)
 def baddbmm(
     cx: LowerContext, self: Value, batch1: Value, batch2: Value, beta: Operand = 1, alpha: Operand = 1
 ) -> Value:
-    return scaled_sum(cx, self, matmul(cx, batch1, batch2), beta, alpha)
+    return biased_matmul(cx, self, batch1, batch2, beta, alpha)
 
 
 @lowers(aten.addmm.dtype, scalars=_BETA_ALPHA)
@@ -125,7 +147,7 @@ def addbmm(cx: LowerContext, self: Value, batch1: Value, batch2: Value, beta: Op
 
 @lowers(aten.mv.default)
 def mv(cx: LowerContext, self: Value, vec: Value) -> Value:
-    return cx.result(product(cx, self, vec, contract=([1], [0])))
+    return cx.result(product(cx, self, vec, contract=([1], [0]), rounded=True))
 
 
 @lowers(aten.addmv.default, scalars=_BETA_ALPHA)

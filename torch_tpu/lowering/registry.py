@@ -36,6 +36,7 @@ class GlobalState:
     deterministic: bool = False
     fill_uninitialized: bool = False
     precision: str = "HIGHEST"  # of float32 products: DEFAULT, HIGH, HIGHEST
+    host_kernels: bool = False  # the program runs where it can call lowering/host.py's kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ def global_state(word: int) -> GlobalState:
         deterministic=bool(word >> 8 & 1),
         fill_uninitialized=bool(word >> 9 & 1),
         precision=_PRECISIONS[word >> 10 & 3],
+        host_kernels=bool(word >> 12 & 1),
     )
 
 

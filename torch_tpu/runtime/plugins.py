@@ -28,6 +28,11 @@ class PluginSpec:
         return {"cpu_device_count": config.CPU_DEVICES.value} if self.kind == "cpu" else {}
 
     @property
+    def host_kernels(self) -> bool:
+        """Whether programs may call kernels of this process, if the plugin turns out to run on the CPU."""
+        return config.HOST_KERNELS.value
+
+    @property
     def devices(self) -> int:
         """How many devices to expect before the client exists."""
         match self.kind:

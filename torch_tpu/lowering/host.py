@@ -1,0 +1,88 @@
+"""Products on the CPU plugin: large ones on PyTorch's own kernels (csrc/ffi/host_kernels.cpp), tiny ones as a loop.
+
+Only where ``GlobalState.host_kernels`` says so: the plain lowering is the reference, and what every other plugin,
+portable artifacts and ahead-of-time compilation get.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from torch_tpu.ir.builder import Value
+from torch_tpu.ir.types import TensorType
+from torch_tpu.lowering.registry import LowerContext
+
+Dims = tuple[Sequence[int], Sequence[int]]
+
+# Below, the other thread that XLA takes overlaps with the caller's next ops, which is worth more than a better kernel.
+_MIN_FLOPS = 8 << 20
+# XLA runs programs of fewer flops in the caller's thread, but not its own dot: see :func:`tiny_product`.
+_INLINE_FLOPS = 1000
+
+
+def _free(x: Value, *used: Sequence[int]) -> list[int]:
+    taken = {d for dims in used for d in dims}
+    return [d for d in range(x.rank) if d not in taken]
+
+
+@functools.cache
+def _dtypes() -> frozenset[torch.dtype]:
+    """Where PyTorch's kernels are faster than XLA's (benchmarks/products.py)."""
+    fast = {torch.float32, torch.float64}
+    if torch.cpu._is_amx_tile_supported():  # else they are five times slower
+        fast.add(torch.bfloat16)
+    return frozenset(fast)
+
+
+def takes_product(cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ())) -> bool:
+    """Whether :func:`product` is to be used for these operands."""
+    if not cx.state.host_kernels or x.dtype not in _dtypes() or x.dtype != y.dtype:
+        return False
+    columns = math.prod(y.shape[d] for d in _free(y, contract[1], batch[1]))
+    return 2 * x.type.numel * columns >= _MIN_FLOPS
+
+
+def takes_tiny_product(cx: LowerContext, x: Value, y: Value) -> bool:
+    """Whether :func:`tiny_product` is to be used for these matrices."""
+    rows, inner, columns = *x.shape, y.shape[1]
+    flops = rows * columns * (2 * inner - 1)
+    return cx.state.host_kernels and x.dtype in (torch.float32, torch.float64) and 0 < flops < _INLINE_FLOPS
+
+
+def tiny_product(cx: LowerContext, x: Value, y: Value) -> Value:
+    """Matrix product as one fused loop of multiply and add.
+
+    The CPU plugin runs it in the caller's thread. Handing an 8x8 product to another thread takes longer than all else
+    that its launch costs.
+    """
+    b = cx.b
+    shape = (x.shape[0], x.shape[1], y.shape[1])
+    terms = b.mul(b.broadcast_in_dim(x, shape, [0, 1]), b.broadcast_in_dim(y, shape, [1, 2]))
+    return b.reduce_op("add", terms, 0, [1])
+
+
+def _source(cx: LowerContext, x: Value) -> tuple[Value, Sequence[int]]:
+    """What ``x`` is a transpose of, and the permutation: the kernel reads strides, so the copy is not needed."""
+    found = cx.b.transposes.get(x.name)
+    return (x, range(x.rank)) if found is None else found
+
+
+def product(
+    cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ()), bias: Value | None = None
+) -> Value:
+    """``dot_general`` of ``x`` and ``y``, plus ``bias``, in the operands' dtype, rounded once.
+
+    ``bias`` broadcasts to the result: (rows, columns), or (batch, rows, columns) for products with batch dims.
+    """
+    rows, columns = _free(x, contract[0], batch[0]), _free(y, contract[1], batch[1])
+    shape = [x.shape[d] for d in (*batch[0], *rows)] + [y.shape[d] for d in columns]
+    (left, left_dims), (right, right_dims) = _source(cx, x), _source(cx, y)
+    dims = [len(batch[0]), len(rows), len(contract[0]), len(columns)]
+    dims += [left_dims[d] for d in (*batch[0], *rows, *contract[0])]
+    dims += [right_dims[d] for d in (*batch[1], *contract[1], *columns)]
+    operands = [left, right] if bias is None else [left, right, bias]
+    return cx.b.host_call("torch_tpu_product", operands, TensorType(tuple(shape), x.dtype), dims)
