@@ -20,6 +20,7 @@ LAYERS = (
     ("util", "ffi"),
     ("storage",),
     ("cache", "rng"),
+    ("trace",),
     ("dispatch", "hooks"),
     ("python",),
 )

@@ -56,6 +56,10 @@ def _first_use() -> Any:
 
     extension.set_max_programs(config.MAX_PROGRAMS.value)
     extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
+    if (mode := config.EAGER_MODE.value) != "strict":
+        from torch_tpu.runtime import modes
+
+        modes.set_process(modes.EagerMode[mode.upper()])
     return _plugin()
 
 
@@ -71,7 +75,7 @@ def _register() -> None:
         warnings.warn(f'torch_tpu: the device "tpu" cannot be used: {e}', RuntimeWarning, stacklevel=3)
     backend_registration.rename_privateuse1_backend("tpu")
     extension.install_runtime(_first_use, _expected_devices)
-    extension.install_lowering(_describe, _lower, _lower_reshape, _compiled)
+    extension.install_lowering(_describe, _lower, _lower_reshape, _compiled, _fuse)
     extension.register_kernels()
     from torch_tpu.runtime import device
 
@@ -102,6 +106,12 @@ def _lower_reshape(dtype: torch.dtype, dims: list[int], to: list[int]) -> Any:
     from torch_tpu.modes import eager
 
     return eager.lower_reshape(dtype, dims, to)
+
+
+def _fuse(*request: Any) -> Any:
+    from torch_tpu.modes import fused
+
+    return fused.fuse(*request)
 
 
 def _compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:

@@ -218,6 +218,14 @@ CPU_FALLBACK: Setting[str] = Setting(
     help="What an op without rule, decomposition or composite kernel does: run on the CPU with one warning an op "
     "(warn), raise (error), or run on the CPU without a word (silent).",
 )
+EAGER_MODE: Setting[str] = Setting(
+    name="TORCH_TPU_EAGER_MODE",
+    default=lambda: "strict",
+    shown_default="strict",
+    parse=one_of("strict", "debug", "fused"),
+    help="How eager ops run: launched at once (strict), waited for one by one and checked (debug), or recorded and run "
+    "as one program when a value is needed (fused). torch.tpu.eager_mode changes it.",
+)
 DEBUG: Setting[int] = Setting(
     name="TORCH_TPU_DEBUG",
     default=lambda: 0,

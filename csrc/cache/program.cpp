@@ -4,6 +4,8 @@ namespace torch_tpu {
 
 namespace {
 
+std::atomic<int64_t> g_next_id{1};
+
 size_t words_of(const std::vector<Encoding>& operands) {
   size_t words = 0;
   for (const Encoding e : operands) {
@@ -12,8 +14,9 @@ size_t words_of(const std::vector<Encoding>& operands) {
   return words;
 }
 
-ProgramSpec without_text(ProgramSpec spec) {
-  spec.stablehlo = {};
+// The text is needed no more once there is an executable.
+ProgramSpec without_text(ProgramSpec spec, bool compiled) {
+  if (compiled) spec.stablehlo = {};
   spec.serialized = {};
   spec.store_key = {};
   return spec;
@@ -22,8 +25,9 @@ ProgramSpec without_text(ProgramSpec spec) {
 }  // namespace
 
 Program::Program(ProgramSpec from, std::optional<pjrt::Executable> exe)
-    : spec(without_text(std::move(from))),
+    : spec(without_text(std::move(from), exe.has_value())),
       executable(std::move(exe)),
+      id(g_next_id.fetch_add(1, std::memory_order_relaxed)),
       code_bytes(executable ? executable->code_bytes() : 0),
       operand_words(words_of(spec.operands)) {}
 

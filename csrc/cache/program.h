@@ -55,7 +55,8 @@ class Program final : public c10::intrusive_ptr_target {
  public:
   Program(ProgramSpec spec, std::optional<pjrt::Executable> executable);
   const ProgramSpec spec;
-  const std::optional<pjrt::Executable> executable;  // none: nothing to compute
+  const std::optional<pjrt::Executable> executable;  // none: nothing to compute, or to be recorded only
+  const int64_t id;                                  // never used again in this process
   const int64_t code_bytes;
   const size_t operand_words;
   std::atomic<uint64_t> last_used{0};

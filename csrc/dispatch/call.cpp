@@ -34,19 +34,20 @@ bool is_scalar_tensor(const at::Tensor& t) { return t.dim() == 0 && t.device().i
 
 }  // namespace
 
-int64_t global_state_word() {
+int64_t global_state_word(bool deferred) {
   const at::Context& cx = at::globalContext();
   return static_cast<int64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
          static_cast<int64_t>(cx.deterministicAlgorithms()) << 8 |
          static_cast<int64_t>(cx.deterministicFillUninitializedMemory()) << 9 |
          static_cast<int64_t>(cx.float32MatmulPrecision()) << 10 |
-         static_cast<int64_t>(Runtime::get().host_kernels()) << 12;
+         static_cast<int64_t>(Runtime::get().host_kernels()) << 12 | static_cast<int64_t>(deferred) << 13;
 }
 
-Call::Call(OpRecord& record, torch::jit::Stack& stack) : record(record), stack(stack) {
+Call::Call(OpRecord& record, torch::jit::Stack& stack)
+    : record(record), stack(stack), mode(eager_mode()), deferred(mode == EagerMode::kFused) {
   find_device();
   key.words.push_back(reinterpret_cast<int64_t>(&record));
-  key.words.push_back(global_state_word());
+  key.words.push_back(global_state_word(deferred));
   for (size_t i = 0; i < record.args.size(); ++i) add_value(i);
   if (record.writes) check_overlaps();
   in_turn = record.is_foreach && record.writes && steps_overlap();
@@ -238,7 +239,7 @@ void Call::add_plan(const at::Tensor& t, TensorArg& ta, Slot& slot, uint64_t hea
   ViewPlan plan =
       plan_view(dims_as(slot.dims, slot.dtype, t.scalar_type()), t.sizes(), t.strides(), t.storage_offset());
   if (fresh && ta.written && !plan.covers && slot.dtype == t.scalar_type() && plan.dims != slot.dims) {
-    rebase(slot, plan.dims);
+    rebase(slot, plan.dims, deferred);
   }
   key.words.append(
       {static_cast<int64_t>(head | uint64_t{1} << 34), static_cast<int64_t>(slot.dtype) | plan.kind << 8 |

@@ -7,6 +7,7 @@
 #include "cache/program_key.h"
 #include "dispatch/op_record.h"
 #include "storage/view_plan.h"
+#include "trace/mode.h"
 
 namespace torch_tpu {
 
@@ -53,6 +54,8 @@ class Call {
   c10::SmallVector<ViewPlan, 2> plans;
   c10::SmallVector<Operand, 8> operands;
   ProgramKey key;
+  const EagerMode mode;
+  const bool deferred;  // to be recorded, not launched
   bool in_turn =
       false;  // foreach: a tensor is written that another step reads or writes, so they run one by one
 
@@ -77,6 +80,6 @@ class Call {
 };
 
 // A word with everything global that a lowering rule may read; decoded by torch_tpu/modes/eager.py.
-int64_t global_state_word();
+int64_t global_state_word(bool deferred);
 
 }  // namespace torch_tpu

@@ -10,6 +10,7 @@
 #include "dispatch/operands.h"
 #include "dispatch/rebase.h"
 #include "storage/transfer.h"
+#include "trace/deferred.h"
 #include "util/check.h"
 
 namespace torch_tpu {
@@ -44,8 +45,8 @@ class Arguments {
         slot.buffer = slot.storage->buffer_or_zeros(slot.dtype, slot.dims);
         if (slot.buffer->dtype != slot.dtype || slot.buffer->dims != slot.dims) return false;
       }
-      if (slot.buffer->failure != nullptr) failure = slot.buffer->failure;
-      buffers.push_back(slot.buffer->buffer.get());
+      if (!call_.deferred && slot.buffer->failure() != nullptr) failure = slot.buffer->failure();
+      buffers.push_back(slot.buffer.get());
     }
     for (const int i : spec_.donated) {
       Slot& slot = slot_at(spec_.arg_slots[static_cast<size_t>(i)]);
@@ -70,7 +71,7 @@ class Arguments {
     }
   }
 
-  c10::SmallVector<PJRT_Buffer*, 8> buffers;
+  c10::SmallVector<DeviceBuffer*, 8> buffers;
   c10::SmallVector<int64_t, 4> keep;  // reserved, but others hold the buffer: not donated
   FailurePtr failure;
 
@@ -94,16 +95,18 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
   const ProgramSpec& spec = program.spec;
   if (args.failure != nullptr) return failed_outputs(call, spec, args.failure);
   DeviceState& device = *call.device;
+  c10::SmallVector<PJRT_Buffer*, 8> handles;
+  for (DeviceBuffer* buffer : args.buffers) handles.push_back(buffer->handle());
   BufferRef pack;
   if (program.operand_words != 0) {
     pack = packed_operands(call, program);
-    args.buffers.push_back(pack->buffer.get());
+    handles.push_back(pack->handle());
   }
   c10::SmallVector<PJRT_Buffer*, 8> raw(spec.outputs.size());
   try {
     device.work.push(program.executable->launch({.device = device.device.handle,
-                                                 .args = args.buffers.data(),
-                                                 .num_args = args.buffers.size(),
+                                                 .args = handles.data(),
+                                                 .num_args = handles.size(),
                                                  .outs = raw.data(),
                                                  .keep = args.keep.data(),
                                                  .num_keep = args.keep.size()}),
@@ -129,6 +132,14 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
     outs.push_back(c10::make_intrusive<DeviceBuffer>(device, pjrt::Buffer(api, raw[i]), o.dtype, o.dims,
                                                      call.record.name.c_str()));
   }
+  return outs;
+}
+
+Outputs record(Call& call, const ProgramRef& program, Arguments& args) {
+  const OperandWords words =
+      program->operand_words != 0 ? operand_words(call, program->spec) : OperandWords();
+  Outputs outs = record_launch(*call.device, program, args.buffers, words, call.record.name.c_str());
+  args.launched();
   return outs;
 }
 
@@ -184,14 +195,14 @@ at::Tensor make_tensor(BufferRef buffer, c10::ScalarType dtype, DimsRef sizes, D
   return t;
 }
 
-bool launch(Call& call, const Program& program) {
-  const ProgramSpec& spec = program.spec;
+bool launch(Call& call, const ProgramRef& program) {
+  const ProgramSpec& spec = program->spec;
   Outputs outs;
   {
     resize_outputs(call, spec);  // first: it asks the storages for buffers that collect() may take out
     Arguments args(call, spec);
     if (!args.collect()) return false;
-    if (program.executable) outs = run(call, program, args);
+    if (!spec.outputs.empty()) outs = call.deferred ? record(call, program, args) : run(call, *program, args);
     for (size_t i = 0; i < outs.size(); ++i) {
       const int slot = spec.outputs[i].slot;
       if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
@@ -202,13 +213,18 @@ bool launch(Call& call, const Program& program) {
   for (const ReturnSpec& r : spec.returns) results.push_back(result(r, call, spec, outs));
   torch::jit::drop(call.stack, call.record.args.size());
   for (c10::IValue& v : results) call.stack.push_back(std::move(v));
+  if (call.mode == EagerMode::kDebug) Runtime::without_gil([&] { call.device->work.synchronize(); });
+  if (call.deferred) {
+    call.slots.clear();  // what only this call holds is dead
+    flush_if_full(*call.device);
+  }
   return true;
 }
 
 BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims, bool donate) {
   DeviceState& device = source->device;
   const c10::ScalarType dtype = source->dtype;
-  PJRT_Buffer* arg = source->buffer.get();
+  PJRT_Buffer* arg = source->handle();
   PJRT_Buffer* out = nullptr;
   const int64_t keep[1] = {0};
   try {

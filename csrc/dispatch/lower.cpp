@@ -76,6 +76,8 @@ ProgramRef compile_spec(ProgramSpec spec) {
   return program;
 }
 
+ProgramRef keep_spec(ProgramSpec spec) { return c10::make_intrusive<Program>(std::move(spec), std::nullopt); }
+
 CompileCounts compile_counts() { return {g_compiled.load(), g_loaded.load()}; }
 
 }  // namespace torch_tpu

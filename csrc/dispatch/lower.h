@@ -23,6 +23,9 @@ ProgramSpec lower_reshape(c10::ScalarType dtype, DimsRef from, DimsRef to);
 // E104, or E304 if the device has no room for the program.
 ProgramRef compile_spec(ProgramSpec spec);
 
+// The program of a call that will be recorded: its text is lowered again into a fused program.
+ProgramRef keep_spec(ProgramSpec spec);
+
 // Programs that this process compiled, and that it loaded from the disk cache.
 struct CompileCounts {
   int64_t compiled, loaded;

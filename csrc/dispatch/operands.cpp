@@ -12,7 +12,7 @@ namespace torch_tpu {
 
 namespace {
 
-using Words = c10::SmallVector<uint32_t, 16>;
+using Words = OperandWords;
 
 void put64(Words& words, uint64_t bits) {
   words.push_back(static_cast<uint32_t>(bits));
@@ -84,8 +84,7 @@ struct Recent {
 
 }  // namespace
 
-BufferRef packed_operands(const Call& call, const Program& program) {
-  const ProgramSpec& spec = program.spec;
+OperandWords operand_words(const Call& call, const ProgramSpec& spec) {
   Words words;
   for (size_t i = 0; i < call.operands.size(); ++i) put(words, call.operands[i], spec.operands[i]);
   if (call.record.rng) {
@@ -93,6 +92,11 @@ BufferRef packed_operands(const Call& call, const Program& program) {
     put64(words, seed);
     put64(words, offset);
   }
+  return words;
+}
+
+BufferRef packed_operands(const Call& call, const Program& program) {
+  const Words words = operand_words(call, program.spec);
   uint32_t h = static_cast<uint32_t>(call.device->index) + static_cast<uint32_t>(words.size()) * 31;
   for (const uint32_t w : words) h = (h ^ w) * 0x9E3779B1 ^ h >> 15;
   static thread_local Recent recent;

@@ -7,6 +7,7 @@
 #include "dispatch/launch.h"
 #include "dispatch/lower.h"
 #include "storage/transfer.h"
+#include "trace/deferred.h"
 
 namespace torch_tpu {
 
@@ -53,9 +54,9 @@ void adopt_dtype(Slot& slot, const at::Tensor& t) {
   slot.storage->set_buffer(slot.buffer);
 }
 
-void rebase(Slot& slot, DimsRef dims) {
+void rebase(Slot& slot, DimsRef dims, bool deferred) {
   const std::vector<int64_t> target = dims.vec();  // `dims` may lie in the slot
-  if (slot.buffer == nullptr || slot.buffer->failure != nullptr) {
+  if (slot.buffer == nullptr || slot.buffer->failed()) {
     if (slot.buffer == nullptr) slot.dims.assign(target.begin(), target.end());
     return;
   }
@@ -63,15 +64,23 @@ void rebase(Slot& slot, DimsRef dims) {
   key.words.append({kRebaseTag, static_cast<int64_t>(slot.dtype), static_cast<int64_t>(slot.dims.size())});
   key.words.append(slot.dims.begin(), slot.dims.end());
   key.words.append(target.begin(), target.end());
-  const ProgramRef program = ExecutableCache::get().find_or_make(
-      key, key.hash(), [&] { return compile_spec(lower_reshape(slot.dtype, slot.dims, target)); });
+  key.words.push_back(deferred);
+  const ProgramRef program = ExecutableCache::get().find_or_make(key, key.hash(), [&] {
+    ProgramSpec spec = lower_reshape(slot.dtype, slot.dims, target);
+    return deferred ? keep_spec(std::move(spec)) : compile_spec(std::move(spec));
+  });
   if (!slot.storage->reserve(slot.buffer)) {  // another thread wrote meanwhile
     const BufferRef now = slot.storage->buffer();
     slot = {slot.storage, now, now->dtype, now->dims};
     return;
   }
-  const bool donate = slot.buffer.use_count() == 1;
-  slot.buffer = launch_reshape(*program, std::move(slot.buffer), target, donate);
+  if (deferred) {
+    DeviceBuffer* const source = slot.buffer.get();
+    slot.buffer = record_launch(slot.storage->device, program, source, {}, "storage reshape")[0];
+  } else {
+    const bool donate = slot.buffer.use_count() == 1;
+    slot.buffer = launch_reshape(*program, std::move(slot.buffer), target, donate);
+  }
   slot.dims.assign(target.begin(), target.end());
   slot.storage->set_buffer(slot.buffer);
 }

@@ -14,6 +14,7 @@ void adopt_dtype(Slot& slot, const at::Tensor& tensor);
 
 // Reshapes the buffer to `dims`, in place where nobody else holds it, so that a write becomes a window of its
 // dims: a program that reshaped the buffer and then wrote would lose the donation and copy all of it.
-void rebase(Slot& slot, DimsRef dims);
+// `deferred`: only recorded.
+void rebase(Slot& slot, DimsRef dims, bool deferred);
 
 }  // namespace torch_tpu

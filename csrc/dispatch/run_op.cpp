@@ -124,11 +124,14 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
     const size_t hash = call.key.hash();
     ProgramRef program = cache.find(call.key, hash);
     if (program == nullptr) {
-      program = cache.find_or_make(call.key, hash, [&] { return compile_spec(lower_call(call)); });
+      program = cache.find_or_make(call.key, hash, [&] {
+        ProgramSpec spec = lower_call(call);
+        return call.deferred ? keep_spec(std::move(spec)) : compile_spec(std::move(spec));
+      });
     }
     switch (program->spec.rung) {
       case ProgramSpec::kProgram:
-        if (launch(call, *program)) return;
+        if (launch(call, program)) return;
         break;  // a storage changed under us: once more
       case ProgramSpec::kComposite:
         return run_composite(record, stack);

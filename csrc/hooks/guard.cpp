@@ -10,6 +10,7 @@
 
 #include "storage/dtype.h"
 #include "storage/runtime.h"
+#include "trace/deferred.h"
 #include "util/check.h"
 
 namespace torch_tpu {
@@ -72,10 +73,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return old;
   }
   void* getStreamNativeHandle(const c10::Stream s) const override { return reinterpret_cast<void*>(s.id()); }
-  bool queryStream(const c10::Stream& s) const override { return device(s.device_index()).work.idle(); }
+  bool queryStream(const c10::Stream& s) const override {
+    flush(device(s.device_index()), FlushReason::kSynchronize);
+    return device(s.device_index()).work.idle();
+  }
   void synchronizeStream(const c10::Stream& s) const override { synchronizeDevice(s.device_index()); }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
     if (!Runtime::initialized()) return;
+    flush(device(index), FlushReason::kSynchronize);
     Runtime::without_gil([&] { device(index).work.synchronize(); });
   }
 
@@ -84,6 +89,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(index == -1 || index == stream.device_index(), "Event device index ", static_cast<int>(index),
                 " does not match recording stream's device index ", static_cast<int>(stream.device_index()),
                 ".");
+    flush(device(stream.device_index()), FlushReason::kEvent);
     std::shared_ptr<Mark> mark = device(stream.device_index()).work.mark();  // first: it may throw
     if (*event == nullptr) *event = new Event;
     static_cast<Event*>(*event)->mark = std::move(mark);

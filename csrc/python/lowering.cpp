@@ -6,6 +6,7 @@
 #include "dispatch/lower.h"
 #include "python/errors.h"
 #include "storage/dtype.h"
+#include "trace/deferred.h"
 
 namespace py = pybind11;
 
@@ -286,10 +287,30 @@ void apply_description(OpRecord& record, const py::object& d) {
                      std::memory_order_release);
 }
 
-void install(py::object describe, py::object lower, py::object reshape, py::object compiled) {
+py::tuple array_of(const FuseRequest::Array& a) {
+  return py::make_tuple(dtype_object(a.dtype), std::vector<int64_t>(a.dims.begin(), a.dims.end()));
+}
+
+// Arguments of torch_tpu.modes.fused.fuse.
+py::tuple arguments_of(const FuseRequest& r) {
+  py::list texts, nodes, externals, values;
+  for (const std::string* text : r.texts) texts.append(*text);
+  for (const auto& node : r.nodes) nodes.append(py::make_tuple(node.text, node.wires, node.words));
+  for (const auto& a : r.externals) externals.append(array_of(a));
+  for (const auto& a : r.values) values.append(array_of(a));
+  return py::make_tuple(texts, nodes, externals, values, r.live, r.dying);
+}
+
+void install(py::object describe, py::object lower, py::object reshape, py::object compiled,
+             py::object fuse) {
   // The functions live as long as the process; their references must not be dropped without the GIL.
-  auto* const fns = new std::array<py::object, 4>{std::move(describe), std::move(lower), std::move(reshape),
-                                                  std::move(compiled)};
+  auto* const fns = new std::array<py::object, 5>{std::move(describe), std::move(lower), std::move(reshape),
+                                                  std::move(compiled), std::move(fuse)};
+  install_fuse([fns](const FuseRequest& request) {
+    ProgramSpec spec;
+    with_python([&] { spec = spec_of((*fns)[4](*arguments_of(request)), "fused ops"); });
+    return compile_spec(std::move(spec));
+  });
   set_describe(
       [fns](OpRecord& record) { with_python([&] { apply_description(record, (*fns)[0](record.name)); }); });
   install_lowering(

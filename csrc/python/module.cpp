@@ -13,6 +13,8 @@
 #include "rng/generator.h"
 #include "storage/dtype.h"
 #include "storage/transfer.h"
+#include "trace/deferred.h"
+#include "trace/mode.h"
 
 namespace py = pybind11;
 
@@ -126,7 +128,7 @@ std::vector<at::Tensor> run_stablehlo(const std::string& text, const std::vector
   std::vector<PJRT_Buffer*> args, raw(outputs.size());
   for (const at::Tensor& t : inputs) {
     held.push_back(buffer_from_host(device, t.contiguous().const_data_ptr(), t.scalar_type(), t.sizes()));
-    args.push_back(held.back()->buffer.get());
+    args.push_back(held.back()->handle());
   }
   const auto done = executable.launch(
       {.device = device.device.handle, .args = args.data(), .num_args = args.size(), .outs = raw.data()});
@@ -164,6 +166,11 @@ py::object storage_form(const at::Tensor& t) {
       std::vector<int64_t>(buffer->dims.begin(), buffer->dims.end()));
 }
 
+void flush_all(FlushReason reason) {
+  if (!Runtime::initialized()) return;
+  for (int i = 0; i < Runtime::get().device_count(); ++i) flush(Runtime::get().device(i), reason);
+}
+
 void bind_runtime(py::module_& m) {
   m.def("install_runtime", [](py::object spec, py::object expected) {
     translated([&] { install_runtime(std::move(spec), std::move(expected)); });
@@ -180,7 +187,9 @@ void bind_runtime(py::module_& m) {
   m.def("plugin_info", [](const std::string& path) { return translated([&] { return plugin_info(path); }); });
   m.def("synchronize_all", [] {
     translated([] {
-      if (Runtime::initialized()) without_gil([] { Runtime::get().synchronize_all(); });
+      if (!Runtime::initialized()) return;
+      flush_all(FlushReason::kSynchronize);
+      without_gil([] { Runtime::get().synchronize_all(); });
     });
   });
   m.def("seed_all", &seed_all);
@@ -195,6 +204,37 @@ void bind_cache(py::module_& m) {
   m.def("set_max_programs", [](size_t n) { ExecutableCache::get().set_max_programs(n); });
   m.def("set_cpu_fallback", [](int policy) { set_cpu_fallback(static_cast<CpuFallback>(policy)); });
   m.def("cpu_fallback_counts", &cpu_fallback_counts);
+}
+
+py::dict stats_of_deferred() {
+  static constexpr std::array<const char*, static_cast<size_t>(FlushReason::kCount)> kReasons = {
+      "read", "synchronize", "event", "step", "repeat", "nodes", "bytes", "mode"};
+  const DeferredStats s = deferred_stats();
+  py::dict out, flushes;
+  for (size_t i = 0; i < kReasons.size(); ++i) flushes[kReasons[i]] = s.flushes[i];
+  out["recorded"] = s.recorded;
+  out["launched"] = s.launched;
+  out["dead_values"] = s.dead;
+  out["flushes"] = flushes;
+  return out;
+}
+
+void bind_modes(py::module_& m) {
+  m.def("eager_mode", [] { return static_cast<int>(eager_mode()); });
+  m.def("set_process_mode", [](int mode) {
+    translated([&] { flush_all(FlushReason::kMode); });
+    set_process_mode(static_cast<EagerMode>(mode));
+  });
+  m.def("thread_mode", []() -> std::optional<int> {
+    const auto mode = thread_mode();
+    return mode ? std::optional<int>(static_cast<int>(*mode)) : std::nullopt;
+  });
+  m.def("set_thread_mode", [](std::optional<int> mode) {
+    translated([&] { flush_all(FlushReason::kMode); });
+    set_thread_mode(mode ? std::optional(static_cast<EagerMode>(*mode)) : std::nullopt);
+  });
+  m.def("flush_step", [] { translated([] { flush_all(FlushReason::kStep); }); });
+  m.def("deferred_stats", &stats_of_deferred);
 }
 
 void bind_tools(py::module_& m) {
@@ -216,6 +256,7 @@ void bind_tools(py::module_& m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   torch_tpu::bind_runtime(m);
   torch_tpu::bind_cache(m);
+  torch_tpu::bind_modes(m);
   torch_tpu::bind_tools(m);
   torch_tpu::bind_lowering(m);
 }

@@ -57,27 +57,48 @@ int64_t numel_of(DimsRef dims) {
 DeviceBuffer::DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims,
                            const char* op)
     : device(device),
-      buffer(std::move(buffer)),
       dtype(dtype),
       dims(dims.begin(), dims.end()),
       bytes(numel_of(dims) * static_cast<int64_t>(c10::elementSize(dtype))),
-      op(op) {
+      op(op),
+      array_(std::move(buffer)) {
   device.memory.add(bytes);
 }
 
 DeviceBuffer::DeviceBuffer(DeviceState& device, FailurePtr failure, c10::ScalarType dtype, DimsRef dims)
-    : device(device), dtype(dtype), dims(dims.begin(), dims.end()), bytes(0), failure(std::move(failure)) {}
+    : device(device), dtype(dtype), dims(dims.begin(), dims.end()), bytes(0), failure_(std::move(failure)) {}
+
+DeviceBuffer::DeviceBuffer(DeviceState& device, std::shared_ptr<Pending> pending, c10::ScalarType dtype,
+                           DimsRef dims, const char* op)
+    : device(device),
+      dtype(dtype),
+      dims(dims.begin(), dims.end()),
+      bytes(numel_of(dims) * static_cast<int64_t>(c10::elementSize(dtype))),
+      op(op),
+      maker_(std::move(pending)),
+      pending_(true) {}
 
 DeviceBuffer::~DeviceBuffer() {
-  if (buffer) device.memory.remove(bytes);
+  if (array_) device.memory.remove(bytes);
+}
+
+void DeviceBuffer::fulfil(pjrt::Buffer array) {
+  array_ = std::move(array);
+  device.memory.add(bytes);
+  pending_.store(false, std::memory_order_release);
+}
+
+void DeviceBuffer::fail(FailurePtr failure) {
+  failure_ = std::move(failure);
+  pending_.store(false, std::memory_order_release);
 }
 
 void DeviceBuffer::wait() {
   if (ready_.load(std::memory_order_acquire)) return;
-  if (failure != nullptr) throw_failure(*failure);
+  if (failure() != nullptr) throw_failure(*failure_);
   std::optional<pjrt::Error> error;
   try {
-    error = buffer.ready().await();
+    error = array_.ready().await();
   } catch (const pjrt::Error& e) {
     error = e;
   }

@@ -23,28 +23,59 @@ using DimsRef = c10::ArrayRef<int64_t>;
 
 int64_t numel_of(DimsRef dims);
 
-// One immutable array on a device, or the failure that took its place.
+// What will give pending buffers their contents.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  // Afterwards each of its buffers is fulfilled or failed. Throws nothing, may block: hold no lock.
+  virtual void run() = 0;
+};
+
+// One immutable array on a device, or the failure that took its place. A pending one gets its contents at the
+// first use of handle(), array() or failure().
 class DeviceBuffer final : public c10::intrusive_ptr_target {
  public:
   // `op` made it, for messages; it must live as long as the process.
   DeviceBuffer(DeviceState& device, pjrt::Buffer buffer, c10::ScalarType dtype, DimsRef dims,
                const char* op = nullptr);
   DeviceBuffer(DeviceState& device, FailurePtr failure, c10::ScalarType dtype, DimsRef dims);
+  DeviceBuffer(DeviceState& device, std::shared_ptr<Pending> pending, c10::ScalarType dtype, DimsRef dims,
+               const char* op);
   ~DeviceBuffer() override;
 
   DeviceState& device;
-  const pjrt::Buffer buffer;
   const c10::ScalarType dtype;
   const Dims dims;
   const int64_t bytes;
-  const FailurePtr failure;
   const char* const op = nullptr;
+
+  const pjrt::Buffer& array() {
+    settle();
+    return array_;
+  }
+  PJRT_Buffer* handle() { return array().get(); }
+  const FailurePtr& failure() {
+    settle();
+    return failure_;
+  }
+  bool pending() const { return pending_.load(std::memory_order_acquire); }
+  // Whether it is known to have failed; does not make a pending one run.
+  bool failed() const { return !pending() && failure_ != nullptr; }
+  // For the one that is to run it.
+  void fulfil(pjrt::Buffer array);
+  void fail(FailurePtr failure);
 
   // Blocks until the contents are there. Throws what failed, as E203 or OutOfMemoryError.
   void wait();
 
  private:
-  std::atomic<bool> ready_{false};
+  void settle() {
+    if (pending()) maker_->run();
+  }
+  pjrt::Buffer array_;
+  FailurePtr failure_;
+  const std::shared_ptr<Pending> maker_;
+  std::atomic<bool> pending_{false}, ready_{false};
 };
 using BufferRef = c10::intrusive_ptr<DeviceBuffer>;
 

@@ -46,10 +46,10 @@ BufferRef zeros_buffer(DeviceState& device, c10::ScalarType dtype, DimsRef dims)
 
 void buffer_to_host(DeviceBuffer& buffer, void* dst) {
   if (buffer.bytes == 0) return buffer.wait();
-  if (buffer.failure != nullptr) throw_failure(*buffer.failure);
+  if (buffer.failure() != nullptr) throw_failure(*buffer.failure());
   std::optional<pjrt::Error> error;
   try {
-    error = buffer.buffer.to_host(dst, static_cast<size_t>(buffer.bytes)).await();
+    error = buffer.array().to_host(dst, static_cast<size_t>(buffer.bytes)).await();
   } catch (const pjrt::Error& e) {
     error = e;
   }
@@ -62,7 +62,7 @@ const void* host_pointer(DeviceBuffer& buffer) {
   if (!Runtime::get().client().host_addressable()) return nullptr;
   buffer.wait();
   try {
-    return buffer.buffer.device_pointer();
+    return buffer.array().device_pointer();
   } catch (const pjrt::Error& e) {
     throw_transfer(e, buffer.device, buffer.bytes, "host read");
   }
@@ -77,11 +77,11 @@ BufferRef retyped(const BufferRef& buffer, c10::ScalarType dtype, DimsRef dims) 
 
 BufferRef buffer_on(const BufferRef& buffer, DeviceState& device) {
   if (&buffer->device == &device) return buffer;
-  if (buffer->failure != nullptr) {
-    return c10::make_intrusive<DeviceBuffer>(device, buffer->failure, buffer->dtype, buffer->dims);
+  if (buffer->failure() != nullptr) {
+    return c10::make_intrusive<DeviceBuffer>(device, buffer->failure(), buffer->dtype, buffer->dims);
   }
   try {
-    return c10::make_intrusive<DeviceBuffer>(device, buffer->buffer.copy_to(device.device.handle),
+    return c10::make_intrusive<DeviceBuffer>(device, buffer->array().copy_to(device.device.handle),
                                              buffer->dtype, buffer->dims);
   } catch (const pjrt::Error& e) {
     throw_transfer(e, device, buffer->bytes, "transfer between devices");

@@ -33,6 +33,7 @@ from torch_tpu.modes.plan import Output, Plan
 _WIDE = (torch.float64, torch.complex128)
 # c10::ScalarType of the dtypes that may be the default.
 _DEFAULT_DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
+_DEFERRED = 1 << 13  # bit of the state word: the call is recorded, see fused.py
 _PRECISIONS = ("HIGHEST", "HIGH", "DEFAULT")  # at::Float32MatmulPrecision
 
 
@@ -237,7 +238,7 @@ def lower(call: Any) -> Plan:
     if plan is None:
         plan = _fresh_plan(call, op, form)
         stored.keep_plan(name, plan)
-    return stored.attach_executable(plan)
+    return plan if call.state & _DEFERRED else stored.attach_executable(plan)
 
 
 def _fresh_plan(call: Any, op: OpOverload, form: Form) -> Plan:

@@ -25,6 +25,7 @@ from torch_tpu.modes.plan import Output, Plan
 from torch_tpu.runtime import disk_cache, extension
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_LOWERING_STATE = (1 << 13) - 1  # the rest of the state word does not change a plan
 _SOURCES = ("lowering", "ir", "modes")
 
 log = logging.getLogger("torch_tpu")
@@ -94,7 +95,7 @@ def plan_name(call: Any, entry: RuleEntry | None) -> str:
     if not sources:
         return ""
     try:
-        text = _stable((call.name, call.state, call.args, call.tensors, call.slots, call.operands))
+        text = _stable((call.name, call.state & _LOWERING_STATE, call.args, call.tensors, call.slots, call.operands))
     except TypeError:
         return ""
     return disk_cache.digest(text, sources, disk_cache.build_fingerprint()) + ".plan"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 
 from torch_tpu import _C
 from torch_tpu.runtime import memory, random
+from torch_tpu.runtime import modes as _modes
 from torch_tpu.runtime.memory import (
     empty_cache,
     max_memory_allocated,
@@ -22,6 +25,7 @@ from torch_tpu.runtime.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from torch_tpu.runtime.modes import EagerMode, deferred_stats, set_eager_mode
 from torch_tpu.runtime.random import (
     default_generators,
     get_rng_state,
@@ -39,15 +43,18 @@ Device = torch.device | str | int | None
 
 __all__ = [
     "DeviceProperties",
+    "EagerMode",
     "Event",
     "Stream",
     "current_device",
     "current_stream",
     "default_generators",
     "default_stream",
+    "deferred_stats",
     "device",
     "device_count",
     "device_of",
+    "eager_mode",  # noqa: F822  (a property, see the end)
     "empty_cache",
     "get_amp_supported_dtype",
     "get_device_capability",
@@ -74,6 +81,7 @@ __all__ = [
     "seed",
     "seed_all",
     "set_device",
+    "set_eager_mode",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
@@ -268,3 +276,19 @@ def get_device_capability(device: Device = None) -> Any:
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """Dtypes that ``torch.autocast("tpu")`` accepts; bfloat16 is the default."""
     return [torch.bfloat16, torch.float16, torch.float32]
+
+
+class _DeviceModule(types.ModuleType):
+    """This module's class: a module-level property needs one."""
+
+    @property
+    def eager_mode(self) -> EagerMode:
+        """Mode of the calling thread; assign to it to change the process's. See :class:`EagerMode`."""
+        return _modes.current()
+
+    @eager_mode.setter
+    def eager_mode(self, mode: EagerMode) -> None:
+        _modes.set_process(mode)
+
+
+sys.modules[__name__].__class__ = _DeviceModule
