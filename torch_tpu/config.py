@@ -300,3 +300,8 @@ def unknown() -> dict[str, str]:
         hint = f"; did you mean {found[name]}?" if found[name] else ""
         warnings.warn(f"{name} is set, but torch_tpu has no such setting{hint}", stacklevel=2)
     return found
+
+
+def compile_without_tpu() -> None:
+    """Keep libtpu from asking a metadata server, for minutes, which TPU this host has. Before libtpu is loaded."""
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"

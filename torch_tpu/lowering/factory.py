@@ -109,7 +109,10 @@ def _filled(value: int) -> Callable[..., Value]:
     return lambda cx, *arguments, **options: cx.b.constant(value, cx.out.dtype, cx.out.shape)
 
 
-lowers(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)(_filled(0))
+# A zero tensor without storage is plain zeros: a program that reads them folds the constant.
+lowers(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)(
+    _filled(0)
+)
 lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)(_filled(1))
 
 

@@ -22,6 +22,22 @@ Dims = tuple[Sequence[int], Sequence[int]]
 _BETA_ALPHA = {"beta": (0, 1), "alpha": (1,)}
 
 
+def _wide_integer_product(cx: LowerContext, x: Value, y: Value, contract: Dims, batch: Dims) -> Value:
+    """``dot_general`` of 64-bit integers as one fused multiply and reduction: TPU's compiler has no such product."""
+    b, shared = cx.b, len(batch[0])
+    rest = [[d for d in range(v.rank) if d not in (*batch[i], *contract[i])] for i, v in enumerate((x, y))]
+    # Dims of the terms: batch, rest of x, contracted, rest of y.
+    inner, rank = shared + len(rest[0]), x.rank + len(rest[1])
+    of_x = dict(zip([*batch[0], *rest[0], *contract[0]], range(x.rank), strict=True))
+    of_y = dict(zip([*batch[1], *contract[1], *rest[1]], [*range(shared), *range(inner, rank)], strict=True))
+    sizes = [1] * rank
+    for v, place in ((x, of_x), (y, of_y)):
+        for d, size in enumerate(v.shape):
+            sizes[place[d]] = size
+    wide = [b.broadcast_in_dim(v, sizes, [at[d] for d in range(v.rank)]) for v, at in ((x, of_x), (y, of_y))]
+    return b.reduce_op("add", b.mul(*wide), 0, range(inner, x.rank))
+
+
 def product(
     cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ()), rounded: bool = False
 ) -> Value:
@@ -40,6 +56,8 @@ def product(
         rest = [d for i, d in enumerate(x.shape) if i not in batch[0] and i not in contract[0]]
         rest += [d for i, d in enumerate(y.shape) if i not in batch[1] and i not in contract[1]]
         return b.constant(0, wide, [*(x.shape[i] for i in batch[0]), *rest])
+    if dtype in (torch.int64, torch.uint64):
+        return _wide_integer_product(cx, x, y, contract, batch)
     if (rounded or wide == dtype) and host.takes_product(cx, x, y, contract=contract, batch=batch):
         return host.product(cx, x, y, contract=contract, batch=batch)
     return b.dot_general(x, y, batch=batch, contract=contract, precision=cx.precision_of(dtype), out_dtype=wide)

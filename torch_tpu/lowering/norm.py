@@ -326,6 +326,11 @@ def _three(cx: LowerContext, r: _BatchNorm) -> tuple[Value, Value, Value]:
     return finish(cx, r.y), _saved(cx, r.mean, 1), _saved(cx, r.rstd, 2)
 
 
+def _promised(cx: LowerContext, running: Sequence[Value]) -> list[Value]:
+    """New running statistics as the last results, which the meta kernels promise in the dtype of the computation."""
+    return [cx.b.convert(v, out.dtype) for v, out in zip(running, cx.outs[-len(running) :], strict=True)]
+
+
 def native_batch_norm(
     cx: LowerContext,
     input: Value,
@@ -393,7 +398,7 @@ def batch_norm_functional(
         momentum=momentum,
         eps=eps,
     )
-    return *_three(cx, r), r.running[0] or running_mean, r.running[1] or running_var
+    return *_three(cx, r), *_promised(cx, [r.running[0] or running_mean, r.running[1] or running_var])
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
@@ -426,7 +431,8 @@ def batch_norm_with_update(
 ) -> tuple[Value | None, ...]:
     running = _Running(running_mean, running_var)
     r = _batch_norm(cx, input, _Affine(weight, bias), running, training=True, momentum=momentum, eps=eps)
-    return *_three(cx, r), cx.b.constant(0, cx.outs[3].dtype, cx.outs[3].shape), *r.running
+    reserve = cx.b.constant(0, cx.outs[3].dtype, cx.outs[3].shape)
+    return *_three(cx, r), reserve, *_promised(cx, [r.running[0] or running_mean, r.running[1] or running_var])
 
 
 @lowers(aten._batch_norm_no_update.default)
