@@ -358,3 +358,68 @@ def test_debug_waits_for_each_op():
         for _ in range(5):
             x = x @ x * 1e-3
             assert torch.accelerator.current_stream().query()
+
+
+def far(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 9, device="tpu")
+
+
+def table(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, device="tpu")
+
+
+def write(x: torch.Tensor, index: Any) -> None:
+    x[index] = 0.0
+
+
+OUT_OF_RANGE: dict[str, Callable[[], object]] = {
+    "index": lambda: table(4, 3)[far(2)],
+    "index of two dims": lambda: table(4, 3)[far(2) * 0, far(2)],
+    "index after a slice": lambda: table(4, 3)[:, far(2)],
+    "negative index": lambda: table(4, 3)[-far(2)],
+    "index of a write": lambda: write(table(4, 3), far(2)),
+    "index_put": lambda: table(4).index_put((far(1),), table(1)),
+    "index_put that accumulates": lambda: table(4).index_put_((far(1),), table(1), accumulate=True),
+    "gather": lambda: table(4, 3).gather(1, far(4, 2)),
+    "scatter": lambda: table(4, 3).scatter(0, far(2, 3), table(2, 3)),
+    "scatter of a value": lambda: table(4, 3).scatter_(0, far(2, 3), 1.0),
+    "scatter with add": lambda: table(4, 3).scatter_(0, far(2, 3), table(2, 3), reduce="add"),
+    "scatter of a value with multiply": lambda: table(4, 3).scatter_(0, far(2, 3), 2.0, reduce="multiply"),
+    "scatter_add": lambda: table(4, 3).scatter_add(0, far(2, 3), table(2, 3)),
+    "scatter_reduce": lambda: table(4, 3).scatter_reduce(0, far(2, 3), table(2, 3), "amax"),
+    "index_select": lambda: table(4, 3).index_select(0, far(2)),
+    "negative index_select": lambda: table(4, 3).index_select(0, -far(2)),
+    "index_add": lambda: table(4, 3).index_add(0, far(2), table(2, 3)),
+    "index_copy": lambda: table(4, 3).index_copy(0, far(2), table(2, 3)),
+    "index_reduce": lambda: table(4, 3).index_reduce(0, far(2), table(2, 3), "prod"),
+    "index_fill": lambda: table(4, 3).index_fill(0, far(2), 1.0),
+    "index_fill of a tensor": lambda: table(4, 3).index_fill(0, far(2), torch.tensor(1.0, device="tpu")),
+    "take": lambda: table(2, 3).take(far(2)),
+    "put": lambda: table(2, 3).put(far(2), table(2)),
+    "embedding": lambda: nn.functional.embedding(far(2), table(4, 3)),
+    "negative embedding": lambda: nn.functional.embedding(-far(2), table(4, 3)),
+    "embedding with a norm": lambda: nn.functional.embedding(far(2), table(4, 3), max_norm=1.0),
+    "embedding_bag": lambda: nn.functional.embedding_bag(far(2, 2), table(4, 3)),
+    "nll_loss": lambda: nn.functional.nll_loss(table(2, 3), far(2)),
+    "cross_entropy": lambda: nn.functional.cross_entropy(table(2, 3), far(2)),
+    "nll_loss of an image": lambda: nn.functional.nll_loss(table(2, 3, 2, 2), far(2, 2, 2)),
+    "max_unpool2d": lambda: nn.functional.max_unpool2d(table(1, 1, 1, 2), far(1, 1, 1, 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_debug_finds_indices_out_of_range(name):
+    with torch.tpu.set_eager_mode(DEBUG), pytest.raises(IndexError, match=r"index -?9 is out of range for dim") as e:
+        OUT_OF_RANGE[name]()
+    assert "TPU-E105" in str(e.value)
+
+
+def test_debug_takes_indices_in_range():
+    x = torch.arange(12.0).view(4, 3)
+    labels = torch.tensor([2, -100])  # the second is ignored
+    with torch.tpu.set_eager_mode(DEBUG):
+        t = x.to("tpu")
+        assert t[torch.tensor([-1, 0], device="tpu")].tolist() == x[[-1, 0]].tolist()
+        assert t[t > 5].tolist() == x[x > 5].tolist()
+        loss = nn.functional.nll_loss(t[:2], labels.to("tpu"))
+    assert loss.item() == nn.functional.nll_loss(x[:2], labels).item()

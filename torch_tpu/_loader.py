@@ -75,7 +75,7 @@ def _register() -> None:
         warnings.warn(f'torch_tpu: the device "tpu" cannot be used: {e}', RuntimeWarning, stacklevel=3)
     backend_registration.rename_privateuse1_backend("tpu")
     extension.install_runtime(_first_use, _expected_devices)
-    extension.install_lowering(_describe, _lower, _lower_reshape, _compiled, _fuse)
+    extension.install_lowering(_describe, _lower, _lower_reshape, _compiled, _fuse, _check_bounds)
     extension.register_kernels()
     from torch_tpu.runtime import device
 
@@ -106,6 +106,12 @@ def _lower_reshape(dtype: torch.dtype, dims: list[int], to: list[int]) -> Any:
     from torch_tpu.modes import eager
 
     return eager.lower_reshape(dtype, dims, to)
+
+
+def _check_bounds(name: str, values: list[Any]) -> None:
+    from torch_tpu.modes import describe
+
+    describe.check_bounds(name, values)
 
 
 def _fuse(*request: Any) -> Any:

@@ -44,6 +44,12 @@ class CompileFailed(TpuError):
     code = "TPU-E104"
 
 
+class IndexOutOfRange(TpuError, IndexError):
+    """An index tensor holds an index that its tensor does not have. Raised in debug mode only."""
+
+    code = "TPU-E105"
+
+
 class PluginNotFound(TpuError):
     """The PJRT plugin that was asked for is not there, or cannot be loaded."""
 

@@ -89,6 +89,11 @@ bool lowers_to_select(const OpRecord& record, const torch::jit::Stack& stack,
          indices[0].toTensor().scalar_type() == c10::ScalarType::Bool;
 }
 
+BoundsFn& bounds_check() {
+  static auto* fn = new BoundsFn;
+  return *fn;
+}
+
 }  // namespace
 
 void check_values(const OpRecord& record, const torch::jit::Stack& stack) {
@@ -109,6 +114,10 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack) {
       return check_fill(record, stack);
   }
 }
+
+void install_bounds_check(BoundsFn check) { bounds_check() = std::move(check); }
+
+void check_bounds(const OpRecord& record, const torch::jit::Stack& stack) { bounds_check()(record, stack); }
 
 void fill_output_size(OpRecord& record, torch::jit::Stack& stack) {
   const auto& schema = record.op.schema();

@@ -14,6 +14,12 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack);
 // sizes.
 void fill_output_size(OpRecord& record, torch::jit::Stack& stack);
 
+// Debug mode: throws IndexError if an index tensor of the call holds one that is out of range. Installed
+// once.
+using BoundsFn = std::function<void(const OpRecord&, const torch::jit::Stack&)>;
+void install_bounds_check(BoundsFn check);
+void check_bounds(const OpRecord& record, const torch::jit::Stack& stack);
+
 // Whether the lists of a foreach op are on several devices, or partly on the CPU.
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack);
 

@@ -42,6 +42,7 @@ struct OpRecord {
   std::vector<ArgRecord> args;
   std::atomic<State> state{kUnknown};
   bool rng = false;                // consumes random numbers
+  bool checks_bounds = false;      // has indices that debug mode looks at
   bool expands_masks = false;      // index ops: bool masks become index tensors before the op is lowered
   bool writes = false;             // any argument is written
   bool fills = false;              // writes one value everywhere: elements may share memory

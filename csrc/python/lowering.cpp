@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/stl.h>
 
+#include "dispatch/checks.h"
 #include "dispatch/lower.h"
 #include "python/errors.h"
 #include "storage/dtype.h"
@@ -267,6 +268,7 @@ ProgramSpec spec_of(const py::object& plan, std::string name) {
 void apply_description(OpRecord& record, const py::object& d) {
   record.rng = d.attr("rng").cast<bool>();
   record.expands_masks = d.attr("expands_masks").cast<bool>();
+  record.checks_bounds = d.attr("checks_bounds").cast<bool>();
   record.check = static_cast<ValueCheck>(d.attr("check").cast<int>());
   for (const auto& [index, written, keyed, tested, accepts_cpu] :
        d.attr("args").cast<std::vector<std::tuple<size_t, bool, bool, std::vector<double>, bool>>>()) {
@@ -301,11 +303,21 @@ py::tuple arguments_of(const FuseRequest& r) {
   return py::make_tuple(texts, nodes, externals, values, r.live, r.dying);
 }
 
-void install(py::object describe, py::object lower, py::object reshape, py::object compiled,
-             py::object fuse) {
+void install(py::object describe, py::object lower, py::object reshape, py::object compiled, py::object fuse,
+             py::object check_bounds) {
   // The functions live as long as the process; their references must not be dropped without the GIL.
-  auto* const fns = new std::array<py::object, 5>{std::move(describe), std::move(lower), std::move(reshape),
-                                                  std::move(compiled), std::move(fuse)};
+  auto* const fns =
+      new std::array<py::object, 6>{std::move(describe), std::move(lower), std::move(reshape),
+                                    std::move(compiled), std::move(fuse),  std::move(check_bounds)};
+  install_bounds_check([fns](const OpRecord& record, const torch::jit::Stack& stack) {
+    with_python([&] {
+      py::list values;
+      for (size_t i = stack.size() - record.args.size(); i < stack.size(); ++i) {
+        values.append(torch::jit::toPyObject(stack[i]));
+      }
+      (*fns)[5](record.name, values);
+    });
+  });
   install_fuse([fns](const FuseRequest& request) {
     ProgramSpec spec;
     with_python([&] { spec = spec_of((*fns)[4](*arguments_of(request)), "fused ops"); });

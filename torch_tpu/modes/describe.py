@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -12,6 +13,8 @@ import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
 from torch_tpu.lowering import decompose
 from torch_tpu.lowering.registry import KEYED, RULES
 from torch_tpu.lowering.siblings import Form, form_of, overload
+from torch_tpu.modes import bounds
+from torch_tpu.modes.bounds import BOUNDS
 
 aten = torch.ops.aten
 
@@ -52,6 +55,7 @@ class Description:
     rng: bool = False
     expands_masks: bool = False
     check: int = _NONE
+    checks_bounds: bool = False  # in debug mode, see bounds.py
     args: list[tuple[int, bool, bool, list[float], bool]] = field(default_factory=list)
 
 
@@ -90,6 +94,7 @@ def describe(name: str) -> Description:
         d.rung, d.functional = "functional", (functional._schema.name, functional._schema.overload_name)
     d.check = _CHECKS.get(functional, _NONE)
     d.expands_masks = functional in _MASKED
+    d.checks_bounds = functional in BOUNDS
     d.rng = entry is not None and entry.rng
     scalars = {} if entry is None else entry.scalars
     hidden = () if entry is None else entry.writes
@@ -101,6 +106,15 @@ def describe(name: str) -> Description:
         if keyed or tested or a.name in hidden or a.name in cpu:
             d.args.append((i, a.name in hidden, keyed, tested, a.name in cpu))
     return d
+
+
+def check_bounds(name: str, values: list[Any]) -> None:
+    """Debug mode: raise IndexOutOfRange if ``values``, the arguments of op ``name``, hold an index that is."""
+    op = overload(name)
+    form = form_of(op)
+    assert form is not None
+    args = dict(zip((a.name for a in op._schema.arguments), values, strict=True))
+    bounds.check(name, form.functional, args)
 
 
 def _values(policy: object) -> Iterable[float]:
