@@ -411,7 +411,7 @@ OUT_OF_RANGE: dict[str, Callable[[], object]] = {
 def test_debug_finds_indices_out_of_range(name):
     with torch.tpu.set_eager_mode(DEBUG), pytest.raises(IndexError, match=r"index -?9 is out of range for dim") as e:
         OUT_OF_RANGE[name]()
-    assert "TPU-E105" in str(e.value)
+    assert "TPU-E106" in str(e.value)
 
 
 def test_debug_takes_indices_in_range():

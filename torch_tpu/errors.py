@@ -44,10 +44,16 @@ class CompileFailed(TpuError):
     code = "TPU-E104"
 
 
+class CompileOptionUnknown(TpuError, ValueError):
+    """`torch.compile` was given a mode or an option that the backend does not have."""
+
+    code = "TPU-E105"
+
+
 class IndexOutOfRange(TpuError, IndexError):
     """An index tensor holds an index that its tensor does not have. Raised in debug mode only."""
 
-    code = "TPU-E105"
+    code = "TPU-E106"
 
 
 class PluginNotFound(TpuError):
