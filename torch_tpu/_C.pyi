@@ -23,6 +23,14 @@ class MissCall:
     def meta_args(self) -> dict[str, Any]: ...
     def meta(self, name: str, overload: str) -> list[Any]: ...
 
+class CompiledGraph:
+    """A graph as a callable of its flat inputs. ``tensors``: which inputs are tensors; ``written``: indices."""
+
+    def __init__(
+        self, name: str, tensors: list[bool], written: list[int], rng: bool, lower: Callable[[MissCall], Any]
+    ) -> None: ...
+    def __call__(self, args: list[Any]) -> list[Any]: ...
+
 def install_lowering(
     describe: Callable[[str], Any],
     lower: Callable[..., Any],

@@ -44,6 +44,12 @@ class CompileFailed(TpuError):
     code = "TPU-E104"
 
 
+class CompileOptionUnknown(TpuError, ValueError):
+    """`torch.compile` was given a mode or an option that the backend does not have."""
+
+    code = "TPU-E105"
+
+
 class PluginNotFound(TpuError):
     """The PJRT plugin that was asked for is not there, or cannot be loaded."""
 

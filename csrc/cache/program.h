@@ -24,8 +24,8 @@ struct OutputSpec {
 
 // One value the op returns: an output, an argument (in-place and out= forms), undefined, or a list of these.
 struct ReturnSpec {
-  enum Kind : int8_t { kOutput, kArgument, kUndefined, kList } kind;
-  int index = 0;                  // of the output or of the argument
+  enum Kind : int8_t { kOutput, kArgument, kUndefined, kList, kInt } kind;
+  int64_t index = 0;              // of the output or of the argument; kInt: the value
   std::vector<ReturnSpec> items;  // of a list
 };
 
@@ -43,10 +43,12 @@ struct ProgramSpec {
   std::string serialized;      // an executable from the disk cache
   std::vector<int> arg_slots;  // storages that are parameters, in order; the packed operands follow
   std::vector<int> donated;    // parameters (indices into arg_slots) that an output aliases
+  std::vector<int> consumed;   // of these, parameters whose storage nobody reads again: it is left without contents
   std::vector<Encoding> operands;
   std::vector<OutputSpec> outputs;
   std::vector<ReturnSpec> returns;
   std::vector<ResizeSpec> resizes;
+  int64_t counters = -1;  // how far the generator advances; -1: by the elements of the first output, rounded up to 4
   std::string name;       // for messages: "aten.add.Tensor"
   std::string store_key;  // name of the entry in the disk cache; empty: do not store
 };

@@ -9,7 +9,7 @@ namespace torch_tpu {
 namespace {
 
 const c10::IValue* find_arg(const OpRecord& record, const torch::jit::Stack& stack, const char* name) {
-  const auto index = record.op.schema().argumentIndexWithName(name);
+  const auto index = record.op->schema().argumentIndexWithName(name);
   if (!index) return nullptr;
   return &stack[stack.size() - record.args.size() + static_cast<size_t>(*index)];
 }
@@ -22,7 +22,7 @@ std::optional<double> number(const OpRecord& record, const torch::jit::Stack& st
 
 void check_probability(const OpRecord& record, const torch::jit::Stack& stack) {
   if (const auto p = number(record, stack, "p")) {
-    TORCH_CHECK(*p >= 0 && *p <= 1, record.op.schema().name().substr(6),
+    TORCH_CHECK(*p >= 0 && *p <= 1, record.op->schema().name().substr(6),
                 " expects p to be in [0, 1], but got p=", *p);
   }
 }
@@ -40,7 +40,7 @@ void check_positive(const OpRecord& record, const torch::jit::Stack& stack) {
     TORCH_CHECK(*lambd > 0, "exponential_ expects lambda > 0.0, but found lambda=", *lambd);
   }
   if (const auto sigma = number(record, stack, "sigma")) {
-    TORCH_CHECK(*sigma > 0, record.op.schema().name().substr(6),
+    TORCH_CHECK(*sigma > 0, record.op->schema().name().substr(6),
                 " expects sigma > 0.0, but found sigma=", *sigma);
   }
 }
@@ -111,7 +111,7 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack) {
 }
 
 void fill_output_size(OpRecord& record, torch::jit::Stack& stack) {
-  const auto& schema = record.op.schema();
+  const auto& schema = record.op->schema();
   const size_t first = stack.size() - record.args.size();
   c10::IValue& size = stack[first + static_cast<size_t>(*schema.argumentIndexWithName("output_size"))];
   if (!size.isNone()) return;
@@ -134,7 +134,7 @@ bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack) {
 }
 
 void expand_masks(OpRecord& record, torch::jit::Stack& stack) {
-  const auto position = static_cast<size_t>(*record.op.schema().argumentIndexWithName("indices"));
+  const auto position = static_cast<size_t>(*record.op->schema().argumentIndexWithName("indices"));
   c10::IValue& arg = stack[stack.size() - record.args.size() + position];
   const c10::IValue held = arg;  // the list below belongs to it
   const auto indices = held.toListRef();

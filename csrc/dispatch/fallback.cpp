@@ -27,7 +27,7 @@ std::vector<std::pair<std::string, int64_t>> cpu_fallback_counts() {
 }
 
 void run_composite(OpRecord& record, torch::jit::Stack& stack) {
-  record.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+  record.op->callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
 }
 
 void run_functional(OpRecord& record, torch::jit::Stack& stack) {
@@ -66,7 +66,7 @@ void run_on_cpu(OpRecord& record, torch::jit::Stack& stack) {
         "] has no lowering for \"tpu\" and runs on the CPU: its inputs are copied to the host and "
         "its results back. TORCH_TPU_CPU_FALLBACK=error makes this an error, silent hides this warning.");
   }
-  at::native::cpu_fallback(record.op, &stack, /*error_on_views=*/false);
+  at::native::cpu_fallback(*record.op, &stack, /*error_on_views=*/false);
 }
 
 }  // namespace torch_tpu

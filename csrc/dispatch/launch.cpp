@@ -82,6 +82,15 @@ class Arguments {
   c10::SmallVector<Slot*, 2> reserved_;
 };
 
+// What a consumed storage holds from now on.
+const FailurePtr& consumed_failure() {
+  static const auto* failure = new FailurePtr(std::make_shared<Failure>(Failure{
+      PJRT_Error_Code_FAILED_PRECONDITION,
+      "a compiled backward reused the memory of this activation, so it cannot run twice; set "
+      "torch._functorch.config.donated_buffer = False to keep activations."}));
+  return *failure;
+}
+
 Outputs failed_outputs(const Call& call, const ProgramSpec& spec, const FailurePtr& failure) {
   Outputs outs;
   for (const OutputSpec& o : spec.outputs) {
@@ -159,6 +168,8 @@ c10::IValue result(const ReturnSpec& r, const Call& call, const ProgramSpec& spe
       return call.arg(static_cast<size_t>(r.index));
     case ReturnSpec::kUndefined:
       return at::Tensor();
+    case ReturnSpec::kInt:
+      return r.index;
     case ReturnSpec::kList: {
       c10::List<at::Tensor> list;
       list.reserve(r.items.size());
@@ -195,6 +206,11 @@ bool launch(Call& call, const Program& program) {
     for (size_t i = 0; i < outs.size(); ++i) {
       const int slot = spec.outputs[i].slot;
       if (slot >= 0) call.slots[static_cast<size_t>(slot)].storage->set_buffer(outs[i]);
+    }
+    for (const int i : spec.consumed) {
+      Slot& slot = call.slots[static_cast<size_t>(spec.arg_slots[static_cast<size_t>(i)])];
+      slot.storage->set_buffer(
+          c10::make_intrusive<DeviceBuffer>(*call.device, consumed_failure(), slot.dtype, slot.dims));
     }
     if (!outs.empty()) args.consumed();  // failed ones too: each reserved storage has its output
   }

@@ -41,7 +41,7 @@ bool is_dtype(const c10::Type& type) {
 }  // namespace
 
 OpRecord::OpRecord(c10::OperatorHandle handle) : op(std::move(handle)) {
-  const c10::FunctionSchema& schema = op.schema();
+  const c10::FunctionSchema& schema = op->schema();
   name = schema.name();
   name.replace(name.find("::"), 2, ".");
   name += "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
@@ -55,6 +55,11 @@ OpRecord::OpRecord(c10::OperatorHandle handle) : op(std::move(handle)) {
     writes |= record.written;
     args.push_back(std::move(record));
   }
+}
+
+OpRecord::OpRecord(std::string name, std::vector<ArgRecord> args, bool rng)
+    : name(std::move(name)), args(std::move(args)), state(kProgram), rng(rng) {
+  for (const ArgRecord& arg : this->args) writes |= arg.written;
 }
 
 void set_describe(DescribeFn describe) { g_describe = std::move(describe); }
@@ -74,6 +79,10 @@ OpRecord& record_of(const c10::OperatorHandle& op) {
   auto& record = (*records)[key];
   if (record == nullptr) record = std::make_unique<OpRecord>(op);
   return *record;
+}
+
+OpRecord& new_graph_record(std::string name, std::vector<ArgRecord> args, bool rng) {
+  return *new OpRecord(std::move(name), std::move(args), rng);
 }
 
 }  // namespace torch_tpu

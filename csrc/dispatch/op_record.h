@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,9 @@ struct OpRecord {
   enum State : int8_t { kUnknown, kProgram, kComposite, kCpu, kFunctional };
 
   explicit OpRecord(c10::OperatorHandle handle);
-  c10::OperatorHandle op;
-  std::string name;  // "aten.add.Tensor"
+  OpRecord(std::string name, std::vector<ArgRecord> args, bool rng);
+  std::optional<c10::OperatorHandle> op;  // none: a compiled graph
+  std::string name;                       // "aten.add.Tensor"
   std::vector<ArgRecord> args;
   std::atomic<State> state{kUnknown};
   bool rng = false;                // consumes random numbers
@@ -61,5 +63,9 @@ void describe_once(OpRecord& record);
 
 // The record of an overload; one address for the life of the process.
 OpRecord& record_of(const c10::OperatorHandle& op);
+
+// The record of a compiled graph, as if it were one op. Lives as long as the process too: keys of programs that are
+// still in the cache name it.
+OpRecord& new_graph_record(std::string name, std::vector<ArgRecord> args, bool rng);
 
 }  // namespace torch_tpu

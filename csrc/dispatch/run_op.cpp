@@ -138,6 +138,19 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   }
 }
 
+void run_graph(OpRecord& record, torch::jit::Stack& stack, const std::function<ProgramSpec(const Call&)>& lower) {
+  ExecutableCache& cache = ExecutableCache::get();
+  for (;;) {
+    Call call(record, stack);
+    const size_t hash = call.key.hash();
+    ProgramRef program = cache.find(call.key, hash);
+    if (program == nullptr) {
+      program = cache.find_or_make(call.key, hash, [&] { return compile_spec(lower(call)); });
+    }
+    if (launch(call, *program)) return;  // else a storage changed under us: once more
+  }
+}
+
 int register_kernels() {
   static auto* library =  // never destroyed: the dispatcher outlives static destruction
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "dispatch/lower.h"
+#include "dispatch/run_op.h"
 #include "python/errors.h"
 #include "storage/dtype.h"
 
@@ -103,7 +104,7 @@ class MissCall {
   // The arguments by name as meta tensors and values, for tracing.
   py::dict meta_args() const {
     py::dict out;
-    const auto& schema = call_.record.op.schema().arguments();
+    const auto& schema = call_.record.op->schema().arguments();
     for (size_t i = 0; i < schema.size(); ++i) {
       const c10::IValue v = meta_value(call_.arg(i), call_.record.args[i], schema[i]);
       out[py::str(schema[i].name())] = static_value(v, i);
@@ -117,7 +118,7 @@ class MissCall {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(op_name.c_str(), overload.c_str());
     torch::jit::Stack stack;
     for (const c10::Argument& arg : op.schema().arguments()) {
-      const auto index = call_.record.op.schema().argumentIndexWithName(arg.name());
+      const auto index = call_.record.op->schema().argumentIndexWithName(arg.name());
       if (index) {
         const auto i = static_cast<size_t>(*index);
         stack.push_back(meta_value(call_.arg(i), call_.record.args[i], arg));
@@ -213,7 +214,7 @@ c10::ScalarType scalar_type_of(const py::handle& h) {
   return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type;
 }
 
-// ("output", i) | ("argument", i) | ("none",) | ("list", [...])
+// ("output", i) | ("argument", i) | ("int", n) | ("none",) | ("list", [...])
 ReturnSpec return_of(const py::handle& h) {
   const auto tuple = h.cast<py::tuple>();
   const auto kind = tuple[0].cast<std::string>();
@@ -223,7 +224,9 @@ ReturnSpec return_of(const py::handle& h) {
     for (const py::handle& item : tuple[1]) list.items.push_back(return_of(item));
     return list;
   }
-  return {kind == "output" ? ReturnSpec::kOutput : ReturnSpec::kArgument, tuple[1].cast<int>(), {}};
+  return {kind == "output" ? ReturnSpec::kOutput : kind == "int" ? ReturnSpec::kInt : ReturnSpec::kArgument,
+          tuple[1].cast<int64_t>(),
+          {}};
 }
 
 OutputSpec output_of(const py::handle& h) {
@@ -250,6 +253,8 @@ ProgramSpec spec_of(const py::object& plan, std::string name) {
   spec.store_key = plan.attr("store_key").cast<std::string>();
   spec.arg_slots = plan.attr("arg_slots").cast<std::vector<int>>();
   spec.donated = plan.attr("donated").cast<std::vector<int>>();
+  spec.consumed = plan.attr("consumed").cast<std::vector<int>>();
+  spec.counters = plan.attr("counters").cast<int64_t>();
   for (const py::handle& e : plan.attr("encodings"))
     spec.operands.push_back(static_cast<Encoding>(e.cast<int>()));
   for (const py::handle& o : plan.attr("outputs")) spec.outputs.push_back(output_of(o));
@@ -318,6 +323,60 @@ void install(py::object describe, py::object lower, py::object reshape, py::obje
            }});
 }
 
+// A compiled graph as Python calls it: with the list of its flat inputs, which is emptied.
+class CompiledGraph {
+ public:
+  CompiledGraph(std::string name, const std::vector<bool>& tensors, const std::vector<int>& written, bool rng,
+                py::object lower)
+      : record_(make_record(std::move(name), tensors, written, rng)), lower_(std::move(lower)) {}
+
+  py::list operator()(const py::list& args) {
+    const size_t n = record_.args.size();
+    TORCH_CHECK(args.size() == n, record_.name, " takes ", n, " inputs, got ", args.size());
+    torch::jit::Stack stack;
+    stack.reserve(n);
+    for (size_t i = 0; i < n; ++i) stack.push_back(value_of(PyList_GET_ITEM(args.ptr(), i)));
+    PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(n), nullptr);
+    {
+      const py::gil_scoped_release release;
+      run_graph(record_, stack, [this](const Call& call) {
+        ProgramSpec spec;
+        with_python([&] {
+          const MissCall miss(call);
+          spec = spec_of(lower_(py::cast(&miss, py::return_value_policy::reference)), record_.name);
+        });
+        return spec;
+      });
+    }
+    py::list out(stack.size());
+    for (size_t i = 0; i < stack.size(); ++i) {
+      PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), torch::jit::toPyObject(std::move(stack[i])).release().ptr());
+    }
+    return out;
+  }
+
+ private:
+  static OpRecord& make_record(std::string name, const std::vector<bool>& tensors, const std::vector<int>& written,
+                               bool rng) {
+    std::vector<ArgRecord> args;
+    for (const bool t : tensors) args.push_back({.kind = t ? ArgRecord::kTensor : ArgRecord::kStatic});
+    for (const int i : written) args.at(static_cast<size_t>(i)).written = true;
+    return new_graph_record(std::move(name), std::move(args), rng);
+  }
+
+  c10::IValue value_of(PyObject* x) const {
+    if (THPVariable_Check(x)) return THPVariable_Unpack(x);
+    if (x == Py_None) return {};
+    if (PyBool_Check(x)) return x == Py_True;
+    if (PyLong_Check(x)) return static_cast<int64_t>(PyLong_AsLongLong(x));
+    TORCH_CHECK_TYPE(PyFloat_Check(x), record_.name, " takes tensors and numbers, not ", Py_TYPE(x)->tp_name);
+    return PyFloat_AS_DOUBLE(x);
+  }
+
+  OpRecord& record_;
+  const py::object lower_;
+};
+
 }  // namespace
 
 void without_gil(const std::function<void()>& fn) {
@@ -340,6 +399,10 @@ void bind_lowering(py::module_& m) {
         return translated([&] { return c.meta(name, overload); });
       });
   m.def("install_lowering", &install);
+  py::class_<CompiledGraph> graph(m, "CompiledGraph");
+  graph.attr("_boxed_call") = true;  // AOTAutograd: takes one list, and empties it
+  graph.def(py::init<std::string, const std::vector<bool>&, const std::vector<int>&, bool, py::object>())
+      .def("__call__", [](CompiledGraph& g, const py::list& args) { return translated([&] { return g(args); }); });
 }
 
 }  // namespace torch_tpu

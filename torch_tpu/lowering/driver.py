@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,45 +63,109 @@ def lower_node(
     return flat
 
 
-def _types(val: Any) -> list[TensorType]:
+Size = Callable[[Any], int]
+
+
+@dataclass(slots=True)
+class Draws:
+    """Random numbers of a graph: each node takes its counters behind those of the node before, as eager ops do."""
+
+    operands: RngOperands
+    used: int = 0
+
+    def take(self, b: Builder, elements: int) -> RngOperands:
+        """Seed and first counter of a node whose first result has ``elements`` elements."""
+        offset = b.add(self.operands.offset, b.constant(self.used, torch.uint64))
+        self.used += -(-elements // 4) * 4
+        return RngOperands(self.operands.seed, offset)
+
+
+def _types(val: Any, size: Size = int) -> list[TensorType]:
     found: list[TensorType] = []
-    tree_map_only(torch.Tensor, lambda t: found.append(TensorType.of(t)), val)
+    tree_map_only(torch.Tensor, lambda t: found.append(TensorType(tuple(map(size, t.shape)), t.dtype)), val)
     return found
 
 
-def lower_graph(b: Builder, gm: GraphModule, inputs: Sequence[Any], *, state: GlobalState) -> list[Any]:
+def lower_graph(
+    b: Builder,
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    state: GlobalState,
+    draws: Draws | None = None,
+    size: Size = int,
+    written: dict[int, Value] | None = None,
+) -> list[Any]:
     """Emit a traced graph whose nodes all have rules; ``inputs`` are the Values of its placeholders.
+
+    Args:
+        draws: where random nodes get their numbers; advanced.
+        size: the number that a symbolic size stands for.
+        written: filled with the value that each placeholder has after the graph's ``copy_`` to it, by its position.
+
+    Returns:
+        The leaves of the graph's output: Values, numbers, None.
 
     Raises:
         LoweringMissing: a node has no rule.
     """
-    env: dict[Node, Any] = {}
-    given = iter(inputs)
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(given)
-        elif node.op == "get_attr":
-            env[node] = _constant(b, gm, node)
-        elif node.op == "output":
-            leaves = torch.utils._pytree.tree_leaves(node.args[0])
-            return [env[out] if isinstance(out, Node) else out for out in leaves]
-        else:
-            args, kwargs = tree_map_only(Node, lambda n: env[n], (node.args, dict(node.kwargs)))
-            env[node] = _lower_fx_node(b, node, args, kwargs, state)
-    raise AssertionError("graph without output")
+    return _GraphLowering(b, gm, state, draws, size, {} if written is None else written).run(inputs)
 
 
-def _lower_fx_node(b: Builder, node: Node, args: Any, kwargs: Any, state: GlobalState) -> Any:
-    if not isinstance(node.target, OpOverload):
-        if getattr(node.target, "__name__", "") == "getitem":
-            return args[0][args[1]]
-        raise LoweringMissing("a Python function in a decomposition has no rule.", op=str(node.target))
-    val = node.meta["val"]
-    args, kwargs = _scalars_as_values(b, node.target, args, kwargs, _types(val))
-    got = lower_node(b, node.target, _types(val), args, kwargs, state=state)
-    if isinstance(got, Dynamic):
-        raise LoweringMissing("data-dependent sizes inside a decomposition.", op=str(node.target))
-    return list(got) if isinstance(val, (tuple, list)) else got[0]
+@dataclass(slots=True)
+class _GraphLowering:
+    b: Builder
+    gm: GraphModule
+    state: GlobalState
+    draws: Draws | None
+    size: Size
+    written: dict[int, Value]
+    env: dict[Node, Any] = field(default_factory=dict)
+    position: dict[Node, int] = field(default_factory=dict)
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        given = iter(inputs)
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.position[node] = len(self.position)
+                self.env[node] = next(given)
+            elif node.op == "get_attr":
+                self.env[node] = _constant(self.b, self.gm, node)
+            elif node.op == "output":
+                leaves = torch.utils._pytree.tree_leaves(node.args[0])
+                return [self.env[out] if isinstance(out, Node) else out for out in leaves]
+            else:
+                self.env[node] = self.call(node)
+        raise AssertionError("graph without output")
+
+    def call(self, node: Node) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, (torch.SymInt, int)):
+            return self.size(val)
+        args, kwargs = tree_map_only(Node, lambda n: self.env[n], (node.args, dict(node.kwargs)))
+        if not isinstance(node.target, OpOverload):
+            if getattr(node.target, "__name__", "") == "getitem":
+                return args[0][args[1]]
+            raise LoweringMissing("a Python function in a graph has no rule.", op=str(node.target))
+        if node.target is torch.ops.aten.copy_.default:
+            return self.copy(node, *args)
+        types = _types(val, self.size)
+        args, kwargs = _scalars_as_values(self.b, node.target, args, kwargs, types)
+        rng = None
+        if self.draws is not None and node.target in RULES and RULES[node.target].rng:
+            rng = self.draws.take(self.b, types[0].numel)
+        got = lower_node(self.b, node.target, types, args, kwargs, state=self.state, rng=rng)
+        if isinstance(got, Dynamic):
+            raise LoweringMissing("data-dependent sizes inside a graph.", op=str(node.target))
+        return list(got) if isinstance(val, (tuple, list)) else got[0]
+
+    def copy(self, node: Node, target: Value, source: Value, non_blocking: bool = False) -> Value:
+        """A write to an input: the functional graph has it at its end."""
+        where = node.args[0]
+        assert isinstance(where, Node)
+        value = self.b.broadcast_to(self.b.convert(source, target.dtype), target.shape)
+        self.env[where] = self.written[self.position[where]] = value
+        return value
 
 
 _SCALARS = {"number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]"}

@@ -10,9 +10,8 @@ view, computes the functional form of the op, and returns new buffers for the re
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,141 +22,23 @@ from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
 from torch_tpu.lowering import decompose, views
 from torch_tpu.lowering.driver import lower_graph, lower_node
-from torch_tpu.lowering.registry import RULES, Dynamic, GlobalState, RngOperands, RuleEntry
+from torch_tpu.lowering.registry import RULES, Dynamic, RuleEntry
 from torch_tpu.lowering.siblings import Form, form_of, overload
 from torch_tpu.lowering.views import View, Window
-from torch_tpu.modes import plan as plans
 from torch_tpu.modes import stored
+from torch_tpu.modes.parameters import WIDE, Parameters
 from torch_tpu.modes.plan import Output, Plan
 
-_WIDE = (torch.float64, torch.complex128)
-# c10::ScalarType of the dtypes that may be the default.
-_DEFAULT_DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
-_PRECISIONS = ("HIGHEST", "HIGH", "DEFAULT")  # at::Float32MatmulPrecision
 
-
-def global_state(word: int) -> GlobalState:
-    """The state that csrc/dispatch/call.cpp packed into a word of the key."""
-    return GlobalState(
-        default_dtype=_DEFAULT_DTYPES[word & 0xFF],
-        deterministic=bool(word >> 8 & 1),
-        fill_uninitialized=bool(word >> 9 & 1),
-        precision=_PRECISIONS[word >> 10 & 3],
-    )
-
-
-def _view(t: tuple[Any, ...]) -> View:
-    dtype, sizes, strides, slot, conj, neg, wrapped, written, plan = t
-    view = View(dtype, tuple(sizes), tuple(strides), slot, conj, neg, wrapped, written)
-    if plan is None:
-        return view
-    kind, dims, windows, covers = plan
-    return View(
-        dtype, view.sizes, view.strides, slot, conj, neg, wrapped, written,
-        kind, tuple(dims), tuple(Window(*w) for w in windows), covers,
-    )  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Packed:
-    """The packed operand buffer: where each operand's words start, and their values once loaded."""
-
-    encodings: list[int]
-    values: list[Value | None] = field(default_factory=list)
-
-
-class _Lowering:
+class _Lowering(Parameters):
     """State of one miss."""
 
     def __init__(self, call: Any, form: Form) -> None:
-        self.call = call
         self.form = form
-        self.b = Builder()
-        self.views = [_view(t) for t in call.tensors]
-        self.slots = [TensorType(tuple(dims), dtype) for dtype, dims in call.slots]
-        self.state = global_state(call.state)
-        self.operand_kinds: list[tuple[str, int, torch.dtype | None, bool]] = call.operands
         self.entry: RuleEntry | None = RULES.get(form.functional)
+        super().__init__(call, rng=self.entry is not None and self.entry.rng)
         self.schema = form.op._schema.arguments
         self.call_args: list[Any] = call.args
-
-    # ---- loading
-
-    def load(self, wide: bool) -> None:
-        """Parameters: one a storage, then the packed operands; then the tensors and scalars as values."""
-        self.bases = [self.b.arg(t) for t in self.slots]
-        self.encodings = [self._encoding(kind, dtype, wide) for kind, _, dtype, _ in self.operand_kinds]
-        words = sum((0, 1, 2, 1, 2)[e] for e in self.encodings) + (4 if self._rng else 0)
-        self.pack = self.b.arg(TensorType((words,), torch.uint32)) if words else None
-        self.operands: list[Value] = []
-        at = 0
-        for (kind, _, dtype, wrapped), encoding in zip(self.operand_kinds, self.encodings, strict=True):
-            value, at = self._unpack(encoding, at)
-            if kind == "tensor" and not wrapped and dtype is not None and not (dtype in _WIDE and not wide):
-                value = self.b.convert(value, dtype)
-            if kind == "tensor" and wrapped and dtype is torch.bool:
-                value = self.b.convert(value, torch.bool)
-            self.operands.append(Value(value.name, value.type, wrapped))
-        self.rng = self._unpack_rng(at) if self._rng else None
-        self.starts: list[list[Value]] = [[] for _ in self.views]
-        for (kind, source, _, _), value in zip(self.operand_kinds, self.operands, strict=True):
-            if kind == "start":
-                self.starts[source].append(value)
-        self.loaded: dict[int, Value] = {}
-
-    @property
-    def _rng(self) -> bool:
-        return self.entry is not None and self.entry.rng
-
-    def _encoding(self, kind: str, dtype: torch.dtype | None, wide: bool) -> int:
-        if kind == "start":
-            return plans.I32 if all(t.numel < 2**31 for t in self.slots) else plans.I64
-        if kind == "int" or (dtype is not None and not dtype.is_floating_point):
-            return plans.I64
-        return plans.F64 if wide else plans.F32
-
-    def _word(self, at: int) -> Value:
-        assert self.pack is not None
-        return self.b.reshape(self.b.slice(self.pack, [at], [at + 1]), ())
-
-    def _long(self, at: int) -> Value:
-        low, high = (self.b.convert(self._word(at + i), torch.uint64) for i in range(2))
-        return self.b.or_(low, self.b.binary("shift_left", high, self.b.constant(32, torch.uint64)))
-
-    def _unpack(self, encoding: int, at: int) -> tuple[Value, int]:
-        b = self.b
-        if encoding == plans.F32:
-            return b.bitcast(self._word(at), torch.float32), at + 1
-        if encoding == plans.I32:
-            return b.bitcast(self._word(at), torch.int32), at + 1
-        if encoding == plans.I64:
-            return b.convert(self._long(at), torch.int64), at + 2
-        assert self.pack is not None
-        return b.bitcast(b.slice(self.pack, [at], [at + 2]), torch.float64), at + 2
-
-    def _unpack_rng(self, at: int) -> RngOperands:
-        return RngOperands(self._long(at), self._long(at + 2))
-
-    def tensor(self, i: int) -> Value:
-        """Tensor argument ``i``, read through its view."""
-        if i not in self.loaded:
-            view = self.views[i]
-            value = views.read(self.b, self.bases[view.slot], view, self.starts[i])
-            self.loaded[i] = Value(value.name, value.type, view.wrapped)
-        return self.loaded[i]
-
-    def value(self, arg: Any) -> Any:
-        """What a rule gets for one argument."""
-        if arg is None:
-            return None
-        kind, what = arg
-        if kind == "tensor":
-            return self.tensor(what)
-        if kind == "operand":
-            return self.operands[what]
-        if kind == "list":
-            return [self.value(item) for item in what]
-        return what
 
     # ---- computing
 
@@ -260,9 +141,9 @@ def _lower(call: Any, form: Form) -> Plan:
     dtypes = (
         [t.dtype for t in low.slots] + [v.dtype for v in low.views] + [o.dtype for o in _flatten(outs) if o is not None]
     )
-    low.load(wide=any(d in _WIDE for d in dtypes))
+    low.load(wide=any(d in WIDE for d in dtypes))
     results = low.compute(outs)
-    plan = Plan(encodings=low.encodings + ([plans.I64] * 2 if low.rng is not None else []))
+    plan = Plan(encodings=low.all_encodings)
     values: list[Value] = []
     if isinstance(results, Dynamic):
         _dynamic_outputs(plan, values, results)
@@ -274,7 +155,7 @@ def _lower(call: Any, form: Form) -> Plan:
         _new_outputs(low, plan, values, results, outs)
     if not isinstance(results, Dynamic) and low.entry is not None and low.entry.writes:
         _write_hidden(low, plan, values, results, len(_flatten(outs)))
-    _finish(low, plan, values)
+    low.finish(plan, values)
     return plan
 
 
@@ -302,13 +183,6 @@ def _dynamic_outputs(plan: Plan, values: list[Value], results: Dynamic) -> None:
     values.append(results.count)
 
 
-def _new_output(low: _Lowering, plan: Plan, values: list[Value], value: Value, strides: Sequence[int]) -> int:
-    stored, strides = views.store_new(low.b, value, strides)
-    plan.outputs.append(Output(value.dtype, stored.shape, sizes=value.shape, strides=tuple(strides)))
-    values.append(stored)
-    return len(values) - 1
-
-
 def _new_outputs(
     low: _Lowering, plan: Plan, values: list[Value], results: Sequence[Value | None], outs: Sequence[Any]
 ) -> None:
@@ -318,7 +192,7 @@ def _new_outputs(
         value = next(given)
         if value is None or meta is None:
             return ("none",)
-        return ("output", _new_output(low, plan, values, value, meta.stride()))
+        return ("output", low.new_output(plan, values, value, meta.stride()))
 
     for o in outs:
         plan.returns.append(("list", [one(item) for item in o]) if isinstance(o, (list, tuple)) else one(o))
@@ -376,29 +250,6 @@ def _write_hidden(low: _Lowering, plan: Plan, values: list[Value], results: Sequ
         stored = views.write(low.b, low.bases[view.slot], view, update, low.starts[group[0]])
         plan.outputs.append(Output(stored.dtype, stored.shape, slot=view.slot))
         values.append(stored)
-
-
-def _finish(low: _Lowering, plan: Plan, values: list[Value]) -> None:
-    """Drop unused parameters, mark donations, print the module."""
-    b = low.b
-    if not values:
-        return
-    names = {v.name for v in values}
-    used = set(re.findall(r"%arg\d+", "\n".join(b._lines))) | {n for n in names if n.startswith("%arg")}
-    kept = [i for i, base in enumerate(low.bases) if base.name in used]
-    plan.arg_slots = kept
-    params = [low.bases[i] for i in kept]
-    for position, slot in enumerate(kept):
-        for i, out in enumerate(plan.outputs):
-            if out.slot == slot and values[i].type == low.slots[slot]:
-                b.arg_attrs[position] = f"tf.aliasing_output = {i} : i32"
-                plan.donated.append(position)
-    if low.pack is not None and low.pack.name in used:
-        params.append(low.pack)
-    else:
-        plan.encodings = [plans.SKIP] * len(plan.encodings)
-    b.args = params
-    plan.stablehlo = b.module(re.sub(r"\W", "_", low.call.name), values)
 
 
 def lower_reshape(dtype: torch.dtype, dims: Sequence[int], to: Sequence[int]) -> Plan:

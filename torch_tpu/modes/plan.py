@@ -34,7 +34,9 @@ class Plan:
     store_key: str = ""
     arg_slots: list[int] = field(default_factory=list)
     donated: list[int] = field(default_factory=list)
+    consumed: list[int] = field(default_factory=list)
     encodings: list[int] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     returns: list[tuple[Any, ...]] = field(default_factory=list)
     resizes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    counters: int = -1  # how far the generator advances; -1: by the elements of the first output, rounded up to 4

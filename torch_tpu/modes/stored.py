@@ -25,7 +25,7 @@ from torch_tpu.modes.plan import Output, Plan
 from torch_tpu.runtime import disk_cache, extension
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SOURCES = ("lowering", "ir", "modes")
+_SOURCES = ("lowering", "ir", "modes", "compile")
 
 log = logging.getLogger("torch_tpu")
 
@@ -86,8 +86,8 @@ def _rules_digest(entry: RuleEntry | None) -> str:
     return "" if "" in digests else disk_cache.digest(*digests)
 
 
-def plan_name(call: Any, entry: RuleEntry | None) -> str:
-    """Name of the plan's entry; empty if the call cannot be kept."""
+def plan_name(call: Any, entry: RuleEntry | None, graph: str = "") -> str:
+    """Name of the plan's entry; empty if the call cannot be kept. ``graph``: the text of a compiled graph."""
     if not disk_cache.enabled():
         return ""
     sources = _rules_digest(entry)
@@ -97,7 +97,7 @@ def plan_name(call: Any, entry: RuleEntry | None) -> str:
         text = _stable((call.name, call.state, call.args, call.tensors, call.slots, call.operands))
     except TypeError:
         return ""
-    return disk_cache.digest(text, sources, disk_cache.build_fingerprint()) + ".plan"
+    return disk_cache.digest(text, graph, sources, disk_cache.build_fingerprint()) + ".plan"
 
 
 # ---- plans as JSON
@@ -113,10 +113,12 @@ def _encode(plan: Plan) -> bytes:
         "stablehlo": plan.stablehlo,
         "arg_slots": plan.arg_slots,
         "donated": plan.donated,
+        "consumed": plan.consumed,
         "encodings": plan.encodings,
         "outputs": outputs,
         "returns": plan.returns,
         "resizes": plan.resizes,
+        "counters": plan.counters,
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 

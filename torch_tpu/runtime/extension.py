@@ -7,6 +7,7 @@ from torch_tpu import _C
 # Before any rule is imported: a source file newer than this may not be what runs.
 LOADED_NS = time.time_ns()
 
+CompiledGraph = _C.CompiledGraph
 install_lowering = _C.install_lowering
 install_runtime = _C.install_runtime
 register_kernels = _C.register_kernels

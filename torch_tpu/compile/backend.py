@@ -1,0 +1,82 @@
+"""The entry point of the backend: from dynamo's graph through AOTAutograd to programs.
+
+dynamo graph ──AOTAutograd──► forward and backward graphs, functional, of ops with rules ──graph.compile──► callables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
+from torch_tpu.compile import graph, random
+from torch_tpu.errors import CompileOptionUnknown
+from torch_tpu.lowering.registry import RULES
+
+_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's, for ops without a rule and for those that update arguments without saying so in their schema."""
+    from torch._decomp import decomposition_table
+
+    found = {op: fn for op, fn in decomposition_table.items() if op not in RULES or RULES[op].writes}
+    return found | random.DECOMPOSITIONS
+
+
+def _donated() -> Sequence[int]:
+    """Inputs of the backward that nobody reads after it, as AOTAutograd found them."""
+    context = torch._guards.TracingContext.try_get()
+    meta = None if context is None else context.fw_metadata
+    return () if meta is None else meta.bw_donated_idxs or ()
+
+
+def _compile(kind: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    return graph.compile_graph(gm, kind, consumed=_donated() if kind == "backward" else ())
+
+
+def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    random.keep_random_results(joint)
+    return min_cut_rematerialization_partition(joint, *args, **kwargs)
+
+
+def tpu(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend ``"tpu"`` of `torch.compile`.
+
+    Args:
+        gm: dynamo's graph.
+        example_inputs: its inputs, fake.
+        mode: Inductor's names are taken and change nothing.
+        options: none are known yet.
+
+    Raises:
+        CompileOptionUnknown: an option or a mode that does not exist.
+    """
+    if mode is not None and mode not in _MODES:
+        raise CompileOptionUnknown(f"there is no mode {mode!r}.", hint=f"use one of {', '.join(_MODES)}.")
+    if options:
+        raise CompileOptionUnknown(
+            f"the backend 'tpu' has no option {next(iter(options))!r}.", hint="leave out options=."
+        )
+    backend = aot_autograd(
+        fw_compiler=partial(_compile, "forward"),
+        bw_compiler=partial(_compile, "backward"),
+        inference_compiler=partial(_compile, "inference"),
+        partition_fn=_partition,
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )
+    return backend(gm, example_inputs)  # type: ignore[no-any-return]

@@ -1,0 +1,93 @@
+"""A functional FX graph as a callable of its flat inputs.
+
+A graph whose nodes all have rules is one program. Else it is cut: what has no rule (opaque custom ops, ops of other
+devices) runs eagerly between two programs, in the order of the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_tpu.compile import lower, partition
+from torch_tpu.compile.random import is_random
+from torch_tpu.runtime import disk_cache, extension
+
+aten = torch.ops.aten
+
+
+def _describe(node: Node) -> str:
+    types = torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda t: (t.dtype, tuple(map(str, t.shape)), tuple(map(str, t.stride()))), node.meta.get("val")
+    )
+    return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {types}"
+
+
+def compile_graph(gm: GraphModule, kind: str, *, consumed: Collection[int] = ()) -> Callable[[list[Any]], Any]:
+    """A callable for ``gm``: takes the list of its inputs, returns the list of its outputs.
+
+    Args:
+        kind: forward, backward or inference, for names.
+        consumed: inputs that nobody reads after the call; their memory may be reused.
+    """
+    pieces = partition.split(gm)
+    if len(pieces) == 1 and pieces[0].supported:
+        return _program(gm, kind, consumed)
+    return partition.Chain(gm, [_piece(piece, kind) for piece in pieces])
+
+
+def _piece(piece: partition.Piece, kind: str) -> partition.Piece:
+    if piece.supported:
+        piece.call = _program(piece.gm, kind, ())
+    return piece
+
+
+def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[[list[Any]], Any]:
+    constants = _lift_constants(gm)
+    nodes = list(gm.graph.nodes)
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    text = "\n".join(map(_describe, nodes))
+    name = f"{kind}_{disk_cache.digest(text)[:12]}"
+    rng = any(is_random(n.target) for n in nodes)
+    written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})  # type: ignore[arg-type]
+    tensors = [isinstance(n.meta.get("val"), torch.Tensor) for n in inputs]
+    run = extension.CompiledGraph(
+        name, tensors, written, rng, functools.partial(lower.lower, gm, text, frozenset(consumed), rng)
+    )
+    return _WithConstants(run, constants) if constants else run
+
+
+@dataclass(frozen=True, slots=True)
+class _WithConstants:
+    """A program whose last inputs are tensors that the graph holds."""
+
+    _boxed_call: ClassVar[bool] = True
+    run: Callable[[list[Any]], Any]
+    constants: Sequence[torch.Tensor]
+
+    def __call__(self, args: list[Any]) -> Any:
+        args += self.constants
+        return self.run(args)
+
+
+def _lift_constants(gm: GraphModule) -> Sequence[torch.Tensor]:
+    """Make tensors that the graph holds inputs of it, behind the others; a number stays in the program."""
+    found: list[torch.Tensor] = []
+    last = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
+        held = getattr(gm, str(node.target))
+        if not isinstance(held, torch.Tensor) or (held.device.type == "cpu" and held.dim() == 0):
+            continue
+        with gm.graph.inserting_after(last[-1]) if last else gm.graph.inserting_before(None):
+            new = gm.graph.placeholder(f"constant_{node.name}")
+        new.meta["val"] = node.meta.get("val", held)
+        last.append(new)
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
+        found.append(held)
+    return found

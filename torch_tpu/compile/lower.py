@@ -1,0 +1,121 @@
+"""A miss of a compiled graph: one program for the forms that its inputs have in this call.
+
+The same graph gives one program a set of sizes, views and storage forms; all of that is in the key. Symbols of a
+graph with dynamic shapes get the numbers of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from torch_tpu.errors import LoweringMissing
+from torch_tpu.ir.builder import Value
+from torch_tpu.lowering import views
+from torch_tpu.lowering.driver import Draws, lower_graph
+from torch_tpu.modes import stored
+from torch_tpu.modes.parameters import WIDE, Parameters
+from torch_tpu.modes.plan import Output, Plan
+
+
+def lower(gm: GraphModule, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
+    """The plan of ``gm`` for ``call`` (a MissCall). ``text`` is all of the graph that the program depends on."""
+    name = stored.plan_name(call, None, text)
+    plan = stored.find_plan(name)
+    if plan is None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            plan = _Graph(gm, call, rng).lower(consumed)
+        stored.keep_plan(name, plan)
+    return stored.attach_executable(plan)
+
+
+class _Graph(Parameters):
+    """State of one miss."""
+
+    def __init__(self, gm: GraphModule, call: Any, rng: bool) -> None:
+        super().__init__(call, rng=rng)
+        self.gm = gm
+        self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self.call_args: list[Any] = call.args
+        self.numbers: dict[sympy.Symbol, int] = {}
+        for node, arg in zip(self.placeholders, self.call_args, strict=True):
+            self._bind(node.meta.get("val"), arg)
+
+    def _bind(self, val: Any, arg: Any) -> None:
+        if isinstance(val, torch.SymInt):
+            self._bind_size(val, arg[1])
+        elif isinstance(val, torch.Tensor) and arg is not None and arg[0] == "tensor":
+            view = self.views[arg[1]]
+            for size, n in zip((*val.shape, *val.stride()), (*view.sizes, *view.strides), strict=True):
+                self._bind_size(size, n)
+
+    def _bind_size(self, size: Any, n: int) -> None:
+        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+            self.numbers.setdefault(size.node.expr, n)
+
+    def size(self, n: Any) -> int:
+        """The number that a size is in this call."""
+        if not isinstance(n, torch.SymInt):
+            return int(n)
+        value = n.node.expr.xreplace(self.numbers)
+        if not value.is_number:
+            raise LoweringMissing(f"the size {n} is not known before the program runs.", op=self.call.name)
+        return int(value)
+
+    def lower(self, consumed: Collection[int]) -> Plan:
+        dtypes = [t.dtype for t in self.slots] + [v.dtype for v in self.views]
+        for node in self.gm.graph.nodes:
+            dtypes += [
+                t.dtype for t in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)
+            ]
+        self.load(wide=any(d in WIDE for d in dtypes))
+        draws = Draws(self.rng) if self.rng is not None else None
+        written: dict[int, Value] = {}
+        inputs = [self.value(arg) for arg in self.call_args]
+        results = lower_graph(self.b, self.gm, inputs, state=self.state, draws=draws, size=self.size, written=written)
+        plan = Plan(encodings=self.all_encodings)
+        if draws is not None:
+            plan.counters = draws.used
+        values: list[Value] = []
+        self._write(plan, values, written)
+        self._return(plan, values, results)
+        self.finish(plan, values, consumed=self._consumed_slots(consumed))
+        return plan
+
+    def _write(self, plan: Plan, values: list[Value], written: dict[int, Value]) -> None:
+        current = dict(enumerate(self.bases))
+        for i, value in written.items():
+            target = self.call_args[i][1]
+            view = self.views[target]
+            current[view.slot] = views.write(self.b, current[view.slot], view, value, self.starts[target])
+        for slot in dict.fromkeys(self.views[self.call_args[i][1]].slot for i in written):
+            plan.outputs.append(Output(current[slot].dtype, current[slot].shape, slot=slot))
+            values.append(current[slot])
+
+    def _return(self, plan: Plan, values: list[Value], results: list[Any]) -> None:
+        output = next(n for n in self.gm.graph.nodes if n.op == "output")
+        leaves = torch.utils._pytree.tree_leaves(output.args[0])
+        known: dict[tuple[str, tuple[int, ...]], int] = {}
+        for leaf, result in zip(leaves, results, strict=True):
+            if result is None:
+                plan.returns.append(("none",))
+            elif isinstance(leaf, Node) and leaf.op == "placeholder":
+                plan.returns.append(("argument", self.placeholders.index(leaf)))
+            elif isinstance(result, Value):
+                strides = tuple(map(self.size, leaf.meta["val"].stride()))
+                key = (result.name, strides)  # a value that is returned twice is one buffer
+                if key not in known:
+                    known[key] = self.new_output(plan, values, result, strides)
+                plan.returns.append(("output", known[key]))
+            else:
+                plan.returns.append(("int", int(result)))
+
+    def _consumed_slots(self, consumed: Collection[int]) -> set[int]:
+        """Storages of which nothing is returned, only read by inputs that nobody reads again."""
+        tensors = {i: arg[1] for i, arg in enumerate(self.call_args) if arg is not None and arg[0] == "tensor"}
+        kept = {self.views[t].slot for i, t in tensors.items() if i not in consumed}
+        return {self.views[t].slot for i, t in tensors.items() if i in consumed} - kept
