@@ -24,9 +24,10 @@ struct OutputSpec {
 
 // One value the op returns: an output, an argument (in-place and out= forms), undefined, or a list of these.
 struct ReturnSpec {
-  enum Kind : int8_t { kOutput, kArgument, kUndefined, kList, kInt } kind;
-  int64_t index = 0;              // of the output or of the argument; kInt: the value
-  std::vector<ReturnSpec> items;  // of a list
+  enum Kind : int8_t { kOutput, kArgument, kUndefined, kList, kInt, kView } kind;
+  int64_t index = 0;              // of the output or of the argument; kInt: the value; kView: the offset
+  std::vector<ReturnSpec> items;  // of a list; kView: what it is a view of
+  Dims sizes, strides;            // kView
 };
 
 // An out= tensor takes the sizes of the result first.

@@ -167,16 +167,48 @@ at::Tensor dynamic_tensor(const OutputSpec& o, const BufferRef& buffer, const Bu
   return make_tensor(buffer, o.dtype, sizes, c10::contiguous_strides(o.dims));
 }
 
-c10::IValue result(const ReturnSpec& r, const Call& call, const ProgramSpec& spec, const Outputs& outs) {
+// The results, in the order of the plan. Two that share an output share its storage.
+class Results {
+ public:
+  Results(const Call& call, const ProgramSpec& spec, const Outputs& outs)
+      : call_(call), spec_(spec), outs_(outs), made_(outs.size()) {}
+  c10::IValue get(const ReturnSpec& r);
+
+ private:
+  at::Tensor output(size_t i);
+  at::Tensor view(const ReturnSpec& r);
+
+  const Call& call_;
+  const ProgramSpec& spec_;
+  const Outputs& outs_;
+  c10::SmallVector<at::Tensor, 4> made_;
+};
+
+at::Tensor Results::output(size_t i) {
+  at::Tensor& t = made_[i];
+  if (t.defined()) return t;
+  const OutputSpec& o = spec_.outputs[i];
+  t = o.count >= 0 ? dynamic_tensor(o, outs_[i], outs_[static_cast<size_t>(o.count)])
+                   : make_tensor(outs_[i], o.dtype, o.sizes, o.strides);
+  return t;
+}
+
+at::Tensor Results::view(const ReturnSpec& r) {
+  const at::Tensor base = get(r.items[0]).toTensor();
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(base.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), base.dtype());
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(r.sizes, r.strides, base.storage_offset() + r.index);
+  return t;
+}
+
+c10::IValue Results::get(const ReturnSpec& r) {
   switch (r.kind) {
-    case ReturnSpec::kOutput: {
-      const auto i = static_cast<size_t>(r.index);
-      const OutputSpec& o = spec.outputs[i];
-      if (o.count >= 0) return dynamic_tensor(o, outs[i], outs[static_cast<size_t>(o.count)]);
-      return make_tensor(outs[i], o.dtype, o.sizes, o.strides);
-    }
+    case ReturnSpec::kOutput:
+      return output(static_cast<size_t>(r.index));
+    case ReturnSpec::kView:
+      return view(r);
     case ReturnSpec::kArgument:
-      return call.arg(static_cast<size_t>(r.index));
+      return call_.arg(static_cast<size_t>(r.index));
     case ReturnSpec::kUndefined:
       return at::Tensor();
     case ReturnSpec::kInt:
@@ -184,7 +216,7 @@ c10::IValue result(const ReturnSpec& r, const Call& call, const ProgramSpec& spe
     case ReturnSpec::kList: {
       c10::List<at::Tensor> list;
       list.reserve(r.items.size());
-      for (const ReturnSpec& item : r.items) list.push_back(result(item, call, spec, outs).toTensor());
+      for (const ReturnSpec& item : r.items) list.push_back(get(item).toTensor());
       return list;
     }
   }
@@ -226,7 +258,8 @@ bool launch(Call& call, const ProgramRef& program) {
     if (!outs.empty()) args.consumed();  // failed ones too: each reserved storage has its output
   }
   c10::SmallVector<c10::IValue, 4> results;
-  for (const ReturnSpec& r : spec.returns) results.push_back(result(r, call, spec, outs));
+  Results made(call, spec, outs);
+  for (const ReturnSpec& r : spec.returns) results.push_back(made.get(r));
   torch::jit::drop(call.stack, call.record.args.size());
   for (c10::IValue& v : results) call.stack.push_back(std::move(v));
   if (call.mode == EagerMode::kDebug) Runtime::without_gil([&] { call.device->work.synchronize(); });

@@ -216,7 +216,8 @@ c10::ScalarType scalar_type_of(const py::handle& h) {
   return reinterpret_cast<THPDtype*>(h.ptr())->scalar_type;
 }
 
-// ("output", i) | ("argument", i) | ("int", n) | ("none",) | ("list", [...])
+// ("output", i) | ("argument", i) | ("int", n) | ("none",) | ("list", [...]) |
+// ("view", output or argument, sizes, strides, offset behind that of the argument)
 ReturnSpec return_of(const py::handle& h) {
   const auto tuple = h.cast<py::tuple>();
   const auto kind = tuple[0].cast<std::string>();
@@ -225,6 +226,12 @@ ReturnSpec return_of(const py::handle& h) {
     ReturnSpec list{ReturnSpec::kList};
     for (const py::handle& item : tuple[1]) list.items.push_back(return_of(item));
     return list;
+  }
+  if (kind == "view") {
+    ReturnSpec view{ReturnSpec::kView, tuple[4].cast<int64_t>(), {return_of(tuple[1])}};
+    view.sizes = dims_of(tuple[2]);
+    view.strides = dims_of(tuple[3]);
+    return view;
   }
   return {kind == "output" ? ReturnSpec::kOutput
           : kind == "int"  ? ReturnSpec::kInt
@@ -435,9 +442,8 @@ void bind_lowering(py::module_& m) {
         return translated([&] { return c.meta(name, overload); });
       });
   m.def("install_lowering", &install);
-  py::class_<CompiledGraph> graph(m, "CompiledGraph");
-  graph.attr("_boxed_call") = true;  // AOTAutograd: takes one list, and empties it
-  graph.def(py::init<std::string, const std::vector<bool>&, const std::vector<int>&, bool, py::object>())
+  py::class_<CompiledGraph>(m, "CompiledGraph")
+      .def(py::init<std::string, const std::vector<bool>&, const std::vector<int>&, bool, py::object>())
       .def("__call__",
            [](CompiledGraph& g, const py::list& args) { return translated([&] { return g(args); }); });
 }

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -38,7 +37,7 @@ def compile_graph(gm: GraphModule, kind: str, *, consumed: Collection[int] = ())
     pieces = partition.split(gm)
     if len(pieces) == 1 and pieces[0].supported:
         return _program(gm, kind, consumed)
-    return partition.Chain(gm, [_piece(piece, kind) for piece in pieces])
+    return _boxed(partition.Chain(gm, [_piece(piece, kind) for piece in pieces]), ())
 
 
 def _piece(piece: partition.Piece, kind: str) -> partition.Piece:
@@ -59,20 +58,22 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[
     run = extension.CompiledGraph(
         name, tensors, written, rng, functools.partial(lower.lower, gm, text, frozenset(consumed), rng)
     )
-    return _WithConstants(run, constants) if constants else run
+    return _boxed(run, constants)
 
 
-@dataclass(frozen=True, slots=True)
-class _WithConstants:
-    """A program whose last inputs are tensors that the graph holds."""
+def _boxed(run: Callable[[list[Any]], Any], constants: Sequence[torch.Tensor]) -> Callable[[list[Any]], Any]:
+    """A function, because dynamo wraps the backward and asks functions only whether they take one list."""
 
-    _boxed_call: ClassVar[bool] = True
-    run: Callable[[list[Any]], Any]
-    constants: Sequence[torch.Tensor]
+    def call(args: list[Any]) -> Any:
+        return run(args)
 
-    def __call__(self, args: list[Any]) -> Any:
-        args += self.constants
-        return self.run(args)
+    def call_with_constants(args: list[Any]) -> Any:
+        args += constants
+        return run(args)
+
+    chosen = call_with_constants if constants else call
+    chosen._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd: takes one list, and empties it
+    return chosen
 
 
 def _lift_constants(gm: GraphModule) -> Sequence[torch.Tensor]:

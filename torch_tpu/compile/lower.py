@@ -6,7 +6,7 @@ graph with dynamic shapes get the numbers of the call.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sympy
@@ -41,7 +41,7 @@ class _Graph(Parameters):
         self.gm = gm
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.call_args: list[Any] = call.args
-        self.numbers: dict[sympy.Symbol, int] = {}
+        self.numbers: dict[sympy.Symbol, sympy.Integer] = {}
         for node, arg in zip(self.placeholders, self.call_args, strict=True):
             self._bind(node.meta.get("val"), arg)
 
@@ -55,13 +55,13 @@ class _Graph(Parameters):
 
     def _bind_size(self, size: Any, n: int) -> None:
         if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-            self.numbers.setdefault(size.node.expr, n)
+            self.numbers.setdefault(size.node.expr, sympy.Integer(n))
 
     def size(self, n: Any) -> int:
         """The number that a size is in this call."""
         if not isinstance(n, torch.SymInt):
             return int(n)
-        value = n.node.expr.xreplace(self.numbers)
+        value = sympy.sympify(n.node.expr).xreplace(self.numbers)
         if not value.is_number:
             raise LoweringMissing(f"the size {n} is not known before the program runs.", op=self.call.name)
         return int(value)
@@ -76,7 +76,9 @@ class _Graph(Parameters):
         draws = Draws(self.rng) if self.rng is not None else None
         written: dict[int, Value] = {}
         inputs = [self.value(arg) for arg in self.call_args]
-        results = lower_graph(self.b, self.gm, inputs, state=self.state, draws=draws, size=self.size, written=written)
+        results, self.env = lower_graph(
+            self.b, self.gm, inputs, state=self.state, draws=draws, size=self.size, written=written
+        )
         plan = Plan(encodings=self.all_encodings)
         if draws is not None:
             plan.counters = draws.used
@@ -99,20 +101,55 @@ class _Graph(Parameters):
     def _return(self, plan: Plan, values: list[Value], results: list[Any]) -> None:
         output = next(n for n in self.gm.graph.nodes if n.op == "output")
         leaves = torch.utils._pytree.tree_leaves(output.args[0])
-        known: dict[tuple[str, tuple[int, ...]], int] = {}
+        bases = self._bases(leaves)
+        made: dict[Node, tuple[Any, ...]] = {}
         for leaf, result in zip(leaves, results, strict=True):
             if result is None:
                 plan.returns.append(("none",))
-            elif isinstance(leaf, Node) and leaf.op == "placeholder":
-                plan.returns.append(("argument", self.placeholders.index(leaf)))
-            elif isinstance(result, Value):
-                strides = tuple(map(self.size, leaf.meta["val"].stride()))
-                key = (result.name, strides)  # a value that is returned twice is one buffer
-                if key not in known:
-                    known[key] = self.new_output(plan, values, result, strides)
-                plan.returns.append(("output", known[key]))
-            else:
+            elif not isinstance(result, Value):
                 plan.returns.append(("int", int(result)))
+            else:
+                base = bases[leaf]
+                if base not in made:
+                    made[base] = self._base(plan, values, base)
+                plan.returns.append(made[base] if base is leaf else self._as_view(made[base], base, leaf))
+
+    def _base(self, plan: Plan, values: list[Value], node: Node) -> tuple[Any, ...]:
+        if node.op == "placeholder":
+            return ("argument", self.placeholders.index(node))
+        strides = tuple(map(self.size, node.meta["val"].stride()))
+        return ("output", self.new_output(plan, values, self.env[node], strides))
+
+    def _as_view(self, made: tuple[Any, ...], base: Node, node: Node) -> tuple[Any, ...]:
+        val = node.meta["val"]
+        offset = self.size(val.storage_offset()) - self.size(base.meta["val"].storage_offset())
+        return ("view", made, tuple(map(self.size, val.shape)), tuple(map(self.size, val.stride())), offset)
+
+    def _bases(self, leaves: Sequence[Any]) -> dict[Node, Node]:
+        """The node in whose storage each result lies: an input, the node that made the storage, or itself."""
+        first: dict[int, Node] = {}
+        for node in self.gm.graph.nodes:
+            val = node.meta.get("val")
+            if node.op != "output" and isinstance(val, torch.Tensor):
+                first.setdefault(val.untyped_storage()._cdata, node)
+        found: dict[Node, Node] = {}
+        for leaf in leaves:
+            val = leaf.meta.get("val") if isinstance(leaf, Node) else None
+            if isinstance(val, torch.Tensor):
+                base = first[val.untyped_storage()._cdata]
+                found[leaf] = base if base is not leaf and self._is_view(base, leaf) else leaf
+        return found
+
+    def _is_view(self, base: Node, node: Node) -> bool:
+        """Whether ``node`` can be returned as sizes and strides over what is returned for ``base``."""
+        if not isinstance(self.env[base], Value):
+            return False
+        whole, part = base.meta["val"], node.meta["val"]
+        flags = (whole.dtype, whole.is_conj(), whole.is_neg()) == (part.dtype, part.is_conj(), part.is_neg())
+        if not flags or base.op == "placeholder":
+            return bool(flags)
+        sizes, strides = (tuple(map(self.size, x)) for x in (whole.shape, whole.stride()))
+        return views.physical_order(sizes, strides) is not None and 0 not in sizes
 
     def _consumed_slots(self, consumed: Collection[int]) -> set[int]:
         """Storages of which nothing is returned, only read by inputs that nobody reads again."""

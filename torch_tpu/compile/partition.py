@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule  # its code is never run, and some of it is no Python
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_tpu.lowering.registry import RULES
@@ -100,13 +101,11 @@ def _piece(gm: GraphModule, kind: bool, nodes: list[Node]) -> Piece:
                 copies[n] = graph.node_copy(n)
         copies[node] = graph.node_copy(node, lambda n: copies[n])
     graph.output([copies[n] for n in outputs])
-    return Piece(kind, nodes, inputs, outputs, GraphModule(gm, graph))
+    return Piece(kind, nodes, inputs, outputs, _LazyGraphModule(gm, graph))
 
 
 class Chain:
     """The pieces of a graph, one after the other. Values are dropped after their last use."""
-
-    _boxed_call = True  # AOTAutograd: takes one list, and empties it
 
     def __init__(self, gm: GraphModule, pieces: list[Piece]) -> None:
         self.gm = gm

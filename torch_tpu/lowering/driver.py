@@ -95,7 +95,7 @@ def lower_graph(
     draws: Draws | None = None,
     size: Size = int,
     written: dict[int, Value] | None = None,
-) -> list[Any]:
+) -> tuple[list[Any], Mapping[Node, Any]]:
     """Emit a traced graph whose nodes all have rules; ``inputs`` are the Values of its placeholders.
 
     Args:
@@ -104,12 +104,13 @@ def lower_graph(
         written: filled with the value that each placeholder has after the graph's ``copy_`` to it, by its position.
 
     Returns:
-        The leaves of the graph's output: Values, numbers, None.
+        The leaves of the graph's output (Values, numbers, None), and what each node is.
 
     Raises:
         LoweringMissing: a node has no rule.
     """
-    return _GraphLowering(b, gm, state, draws, size, {} if written is None else written).run(inputs)
+    lowering = _GraphLowering(b, gm, state, draws, size, {} if written is None else written)
+    return lowering.run(inputs), lowering.env
 
 
 @dataclass(slots=True)

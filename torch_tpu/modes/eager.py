@@ -82,7 +82,7 @@ class _Lowering(Parameters):
                 inputs.append(self.value(by_name[source]))
             else:
                 inputs.append(self.value(by_name[source[0]][1][source[1]]))
-        return tuple(lower_graph(self.b, graph, inputs, state=self.state))
+        return tuple(lower_graph(self.b, graph, inputs, state=self.state)[0])
 
     # ---- results
 
