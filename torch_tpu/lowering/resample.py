@@ -242,7 +242,7 @@ def _interpolate_gradient(cx: LowerContext, grad: Value, resized: Sequence[Axis]
 
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:
-    return compute_dtype(dtype) if dtype.is_floating_point else torch.float32
+    return compute_dtype(dtype) if dtype.is_floating_point else torch.float64
 
 
 def _saturated(cx: LowerContext, x: Value, dtype: torch.dtype) -> Value:
@@ -251,12 +251,27 @@ def _saturated(cx: LowerContext, x: Value, dtype: torch.dtype) -> Value:
     return clamped(cx, cx.b.unary("round_nearest_afz", x), info.min, info.max)
 
 
+_STEPS = 22  # most fraction bits of a weight
+
+
+def _fixed_point(cx: LowerContext, m: Value) -> Value:
+    """Weights rounded to as many fraction bits as let the largest fit in 16 bits, as float32."""
+    b, rank = cx.b, (_STEPS,)
+    units = b.constant_list([2.0 ** (k + 1) for k in range(_STEPS)], m.dtype)
+    top = b.reduce_op("maximum", m, 0, [0, 1])
+    scaled = b.add(b.mul(b.broadcast_to(top, rank), units), b.constant(0.5, m.dtype, rank))
+    fits = b.compare("LT", scaled, b.constant(2.0**15, m.dtype, rank))
+    unit = b.reduce_op("maximum", b.select(fits, units, b.constant(1, m.dtype, rank)), 1, [0])
+    unit = b.broadcast_to(unit, m.shape)
+    return b.convert(b.div(b.unary("round_nearest_afz", b.mul(m, unit)), unit), torch.float32)
+
+
 def _resize_image(cx: LowerContext, x: Value, matrices: Sequence[Value]) -> Value:
-    """Resize integers as ATen does: the last dim first, rounding after every pass."""
+    """Resize integers as ATen does: weights of 16 bits, the last dim first, rounding after every pass."""
     b, dtype, n = cx.b, x.dtype, len(matrices)
     x = b.convert(x, torch.float32)
     for dim, m in zip(range(x.rank - 1, x.rank - n - 1, -1), reversed(matrices), strict=True):
-        resized = b.dot_general(x, m, contract=([dim], [0]))
+        resized = b.dot_general(x, _fixed_point(cx, m), contract=([dim], [0]))
         perm = [d if d < dim else x.rank - 1 if d == dim else d - 1 for d in range(x.rank)]
         x = _saturated(cx, b.transpose(resized, perm), dtype)
     return cx.result(x)
