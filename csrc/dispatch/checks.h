@@ -14,6 +14,10 @@ void check_values(const OpRecord& record, const torch::jit::Stack& stack);
 // sizes.
 void fill_output_size(OpRecord& record, torch::jit::Stack& stack);
 
+// bincount: its number of bins is read from the device and passed as minlength. Throws what ATen throws for
+// negative numbers.
+void fill_minlength(OpRecord& record, torch::jit::Stack& stack);
+
 // Whether the lists of a foreach op are on several devices, or partly on the CPU.
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack);
 

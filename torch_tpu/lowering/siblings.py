@@ -9,6 +9,11 @@ import torch
 from torch._ops import OpOverload
 
 
+_OPTIONS = {"dtype", "layout", "device", "pin_memory"}
+# Factories whose values are the same in every dtype: the functional form may take its default and be converted.
+_DTYPE_FREE = {"randperm"}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """``functional`` computes what ``op`` computes; its results go to the arguments named ``writes``, in order."""
@@ -44,6 +49,7 @@ def form_of(op: OpOverload) -> Form | None:
     out = any(a.is_out for a in op._schema.arguments)
     wanted = _signature(op, set(writes) if out else set())
     base = op._schema.name.split("::")[1]
+    unmatched = _OPTIONS if out and base in _DTYPE_FREE else set()
     names = [base] if out else [base.removesuffix("_"), base]
     for name in names + ([base + "_functional"] if not out else []):
         packet = getattr(torch.ops.aten, name.replace("__functional", "_functional"), None)
@@ -51,6 +57,6 @@ def form_of(op: OpOverload) -> Form | None:
             continue
         for other in packet.overloads():
             candidate = getattr(packet, other)
-            if not _writes(candidate) and _signature(candidate, set()) == wanted:
+            if not _writes(candidate) and _signature(candidate, unmatched) == wanted:
                 return Form(op, candidate, tuple(writes), out)
     return None

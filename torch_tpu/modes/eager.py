@@ -164,7 +164,10 @@ class _Lowering:
     def outs(self) -> list[Any]:
         """Results of the functional form on meta tensors: tensors, lists of tensors, None."""
         name, _, last = self.form.functional.name().partition(".")
-        return list(self.call.meta(name, last))
+        outs = list(self.call.meta(name, last))
+        if self.entry is not None and self.entry.promise is not None:
+            return self.entry.promise(self.call.meta_args(), outs)
+        return outs
 
     def compute(self, outs: Sequence[Any]) -> tuple[Value | None, ...] | Dynamic:
         flat = [o for o in _flatten(outs) if o is not None]
@@ -175,7 +178,7 @@ class _Lowering:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for a in self.form.functional._schema.arguments:
-            value = self.value(by_name[a.name])
+            value = self.value(by_name[a.name]) if a.name in by_name else a.default_value
             if a.kwarg_only:
                 kwargs[a.name] = value
             else:
