@@ -196,7 +196,7 @@ def _histogram(
     self: Tensor,
     bins: int = 100,
     *,
-    range: Sequence[float] | None = None,  # noqa: A002  (the schema's name)
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -214,7 +214,7 @@ def _histogramdd_edges(
     self: Tensor,
     bins: Sequence[int],
     *,
-    range: Sequence[float] | None = None,  # noqa: A002
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> list[Tensor]:
@@ -225,7 +225,7 @@ def _histogramdd(
     self: Tensor,
     bins: Sequence[int],
     *,
-    range: Sequence[float] | None = None,  # noqa: A002
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> Tensor:

@@ -106,6 +106,17 @@ def _ctc_backward(grad: Tensor, log_probs: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(log_probs)
 
 
+def _gru(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, Tensor, Tensor, Maybe, Maybe]:
+    rows, hidden = grad_hy.shape
+    gates = workspace.new_empty((rows, 3 * hidden))
+    biases = (workspace.new_empty(3 * hidden), workspace.new_empty(3 * hidden)) if has_bias else (None, None)
+    return gates, torch.empty_like(gates), workspace.new_empty(grad_hy.shape), *biases
+
+
 META: dict[OpOverload, Callable[..., Any]] = {
     aten.batch_norm_stats.default: _stats,
     aten.batch_norm_update_stats.default: _update_stats,
@@ -133,6 +144,8 @@ META: dict[OpOverload, Callable[..., Any]] = {
     aten.glu_jvp.default: _same,
     aten.glu_backward_jvp.default: _same,
     aten.geqrf.default: _geqrf,
+    aten._thnn_fused_gru_cell.default: _gru,
+    aten._thnn_fused_gru_cell_backward.default: _gru_backward,
     aten.bincount.default: _bincount,
     aten._ctc_loss_backward.default: _ctc_backward,
 }

@@ -89,8 +89,8 @@ class Dynamic:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-Promise = Callable[[Mapping[str, Any], list[Any]], list[Any]]
-"""``(meta arguments by name, results of the meta kernel) -> results as the CPU kernel gives them``."""
+Promise = Callable[[Mapping[str, Any], Callable[[], list[Any]]], list[Any]]
+"""``(meta arguments by name, call of the meta kernel) -> results as the CPU kernel gives them``, on meta tensors."""
 Rule = Callable[..., "Value | tuple[Value | None, ...] | list[Value] | Dynamic"]
 
 
@@ -106,7 +106,7 @@ class RuleEntry:
     writes: tuple[str, ...]  # arguments the op updates though its schema does not say so; extra results, in this order
     dynamic: bool  # returns Dynamic: no meta kernel can know the sizes
     where: str  # file:line, for `torch-tpu explain`
-    promise: Promise | None = None  # what the CPU kernel returns where the meta kernel says something else
+    promise: Promise | None = None  # the result types, where PyTorch's meta kernel is wrong
 
 
 RULES: dict[OpOverload, RuleEntry] = {}

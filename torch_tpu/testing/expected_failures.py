@@ -7,3 +7,9 @@ FORWARD: dict[str, str] = {}
 
 BACKWARD: dict[str, str] = {}
 """The same for its gradients."""
+
+MODULES: dict[str, str] = {}
+"""Name of a module of torch's module_db to why it differs from the CPU."""
+
+OPTIMIZERS: dict[str, str] = {}
+"""Name of an optimizer's run (``name-implementation``) to why it differs from the CPU."""
