@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from torch_tpu import config
+from torch_tpu.modes import op_table
 
 
 def env() -> str:
@@ -41,8 +42,6 @@ _RUNGS = {
 
 def ops() -> str:
     """docs/ops.md: every ATen overload that the device handles, and how."""
-    from torch_tpu.modes import op_table
-
     table = op_table.table()
     reasons = op_table.host_reasons()
     lines = [

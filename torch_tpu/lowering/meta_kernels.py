@@ -117,6 +117,28 @@ def _gru_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[T
     return gates, torch.empty_like(gates), workspace.new_empty(grad_hy.shape), *biases
 
 
+def _updated(op: OpOverload) -> Callable[..., Any]:
+    """Results ``x_out`` are lists like the arguments ``x``."""
+    names = [a.name for a in op._schema.arguments]
+    results = [r.name.removesuffix("_out") for r in op._schema.returns]
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[list[Tensor], ...]:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        return tuple([torch.empty_like(t) for t in given[name]] for name in results)
+
+    return kernel
+
+
+_FUSED = (
+    aten._fused_sgd.default,
+    aten._fused_sgd.tensor_lr,
+    aten._fused_adagrad.default,
+    aten._fused_adagrad.tensor_lr,
+    aten._fused_adam.tensor_lr,
+    aten._fused_adamw.default,
+    aten._fused_adamw.tensor_lr,
+)
+
 META: dict[OpOverload, Callable[..., Any]] = {
     aten.batch_norm_stats.default: _stats,
     aten.batch_norm_update_stats.default: _update_stats,
@@ -144,6 +166,7 @@ META: dict[OpOverload, Callable[..., Any]] = {
     aten.glu_jvp.default: _same,
     aten.glu_backward_jvp.default: _same,
     aten.geqrf.default: _geqrf,
+    **{op: _updated(op) for op in _FUSED},
     aten._thnn_fused_gru_cell.default: _gru,
     aten._thnn_fused_gru_cell_backward.default: _gru_backward,
     aten.bincount.default: _bincount,
