@@ -66,6 +66,7 @@ format: setup
 
 docs: setup
 	$(PY) tools/gen_docs.py env > docs/env.md
+	$(PY) tools/gen_docs.py ops > docs/ops.md
 
 clean:
 	rm -rf build dist examples/out .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -129,6 +129,19 @@ void fill_output_size(OpRecord& record, torch::jit::Stack& stack) {
   size = repeats.sum().item<int64_t>();
 }
 
+void fill_minlength(OpRecord& record, torch::jit::Stack& stack) {
+  const auto& schema = record.op->schema();
+  const size_t first = stack.size() - record.args.size();
+  const auto self = stack[first + static_cast<size_t>(*schema.argumentIndexWithName("self"))].toTensor();
+  c10::IValue& bins = stack[first + static_cast<size_t>(*schema.argumentIndexWithName("minlength"))];
+  TORCH_CHECK(bins.toInt() >= 0, "minlength should be >= 0");
+  if (self.dim() == 1 && self.numel() == 0) return;
+  TORCH_CHECK(self.dim() == 1, "bincount only supports 1-d non-negative integral inputs.");
+  const at::Tensor ends = at::stack({self.amin(), self.amax()}).to(at::kLong).cpu();
+  TORCH_CHECK(ends[0].item<int64_t>() >= 0, "bincount only supports 1-d non-negative integral inputs.");
+  bins = std::max(bins.toInt(), ends[1].item<int64_t>() + 1);
+}
+
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack) {
   std::optional<c10::Device> first;
   for (size_t i = stack.size() - record.args.size(); i < stack.size(); ++i) {

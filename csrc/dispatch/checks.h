@@ -20,6 +20,10 @@ using BoundsFn = std::function<void(const OpRecord&, const torch::jit::Stack&)>;
 void install_bounds_check(BoundsFn check);
 void check_bounds(const OpRecord& record, const torch::jit::Stack& stack);
 
+// bincount: its number of bins is read from the device and passed as minlength. Throws what ATen throws for
+// negative numbers.
+void fill_minlength(OpRecord& record, torch::jit::Stack& stack);
+
 // Whether the lists of a foreach op are on several devices, or partly on the CPU.
 bool spans_devices(const OpRecord& record, const torch::jit::Stack& stack);
 

@@ -27,7 +27,10 @@ std::vector<std::pair<std::string, int64_t>> cpu_fallback_counts() {
 }
 
 void run_composite(OpRecord& record, torch::jit::Stack& stack) {
-  record.op->callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+  const bool any = record.op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  record.op->callBoxedForDispatchKey(any ? c10::DispatchKey::CompositeExplicitAutograd
+                                         : c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                                     stack);
 }
 
 void run_functional(OpRecord& record, torch::jit::Stack& stack) {
@@ -49,6 +52,10 @@ void run_functional(OpRecord& record, torch::jit::Stack& stack) {
   for (c10::IValue& out : outs) stack.push_back(std::move(out));
 }
 
+void run_on_host(OpRecord& record, torch::jit::Stack& stack) {
+  at::native::cpu_fallback(*record.op, &stack, /*error_on_views=*/false);
+}
+
 void run_on_cpu(OpRecord& record, torch::jit::Stack& stack) {
   const CpuFallback policy = g_policy;
   TORCH_CHECK_NOT_IMPLEMENTED(policy != CpuFallback::kError, "[", record.name,
@@ -66,7 +73,7 @@ void run_on_cpu(OpRecord& record, torch::jit::Stack& stack) {
         "] has no lowering for \"tpu\" and runs on the CPU: its inputs are copied to the host and "
         "its results back. TORCH_TPU_CPU_FALLBACK=error makes this an error, silent hides this warning.");
   }
-  at::native::cpu_fallback(*record.op, &stack, /*error_on_views=*/false);
+  run_on_host(record, stack);
 }
 
 }  // namespace torch_tpu

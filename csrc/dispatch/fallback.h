@@ -10,6 +10,9 @@ namespace torch_tpu {
 void run_composite(OpRecord& record, torch::jit::Stack& stack);
 // out= forms of ops with data-dependent sizes: the functional overload, then resize and copy.
 void run_functional(OpRecord& record, torch::jit::Stack& stack);
+// An op that the host computes by design (torch_tpu/modes/host_ops.py): no fallback, so no policy and no
+// warning.
+void run_on_host(OpRecord& record, torch::jit::Stack& stack);
 // Obeys the policy of set_cpu_fallback.
 void run_on_cpu(OpRecord& record, torch::jit::Stack& stack);
 

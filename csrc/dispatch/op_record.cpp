@@ -45,6 +45,7 @@ OpRecord::OpRecord(c10::OperatorHandle handle) : op(std::move(handle)) {
   name = schema.name();
   name.replace(name.find("::"), 2, ".");
   name += "." + (schema.overload_name().empty() ? "default" : schema.overload_name());
+  fills_minlength = name.rfind("aten.bincount.", 0) == 0;
   fills_output_size = name == "aten.repeat_interleave.Tensor";
   is_foreach = name.rfind("aten._foreach_", 0) == 0;
   fills = name.rfind("aten.fill", 0) == 0 || name.rfind("aten.zero", 0) == 0;

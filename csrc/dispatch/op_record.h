@@ -35,7 +35,7 @@ enum class ValueCheck : int8_t {
 };
 
 struct OpRecord {
-  enum State : int8_t { kUnknown, kProgram, kComposite, kCpu, kFunctional };
+  enum State : int8_t { kUnknown, kProgram, kComposite, kCpu, kFunctional, kHost };
 
   explicit OpRecord(c10::OperatorHandle handle);
   OpRecord(std::string name, std::vector<ArgRecord> args, bool rng);
@@ -54,6 +54,7 @@ struct OpRecord {
   ValueCheck check = ValueCheck::kNone;
   // kFunctional: an out= form whose result sizes depend on data runs this overload and copies its results.
   std::string functional, functional_overload;
+  bool fills_minlength = false;  // bincount: the number of bins is read from the device
 };
 
 // Asked once an op, before its first call: fills in what only Python knows (scalar policies, hidden writes,

@@ -113,10 +113,12 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   if (record.check != ValueCheck::kNone) check_values(record, stack);
   if (state == OpRecord::kComposite) return run_composite(record, stack);
   if (state == OpRecord::kCpu) return run_on_cpu(record, stack);
+  if (state == OpRecord::kHost) return run_on_host(record, stack);
   if (state == OpRecord::kFunctional) return run_functional(record, stack);
   if (record.is_foreach && spans_devices(record, stack)) return run_composite(record, stack);
   if (record.checks_bounds && eager_mode() == EagerMode::kDebug) check_bounds(record, stack);
   if (record.fills_output_size) fill_output_size(record, stack);
+  if (record.fills_minlength) fill_minlength(record, stack);
   if (record.expands_masks) expand_masks(record, stack);
   ExecutableCache& cache = ExecutableCache::get();
   for (;;) {

@@ -299,6 +299,7 @@ void apply_description(OpRecord& record, const py::object& d) {
   record.state.store(rung == "program"      ? OpRecord::kProgram
                      : rung == "composite"  ? OpRecord::kComposite
                      : rung == "functional" ? OpRecord::kFunctional
+                     : rung == "host"       ? OpRecord::kHost
                                             : OpRecord::kCpu,
                      std::memory_order_release);
 }

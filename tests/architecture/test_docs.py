@@ -46,6 +46,13 @@ def test_settings_page_is_up_to_date():
     assert (DOCS / "env.md").read_text(encoding="utf-8") == made, "run `make docs`"
 
 
+def test_page_of_ops_is_up_to_date():
+    made = subprocess.run(
+        [sys.executable, ROOT / "tools" / "gen_docs.py", "ops"], capture_output=True, text=True, check=True
+    ).stdout
+    assert (DOCS / "ops.md").read_text(encoding="utf-8") == made, "run `make docs`"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Ops without a rule, through PyTorch's own decompositions, traced down to ops that have one.
+"""Ops without a rule, through PyTorch's decompositions and those of `composed`, traced down to ops that have one.
 
 The first trace of a process costs about a second (sympy, dynamo's tracing machinery), each later one milliseconds:
 plain ops have rules.
@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
+from torch_tpu.lowering.composed import COMPOSED
 from torch_tpu.lowering.registry import RULES
 
 
@@ -21,7 +22,7 @@ from torch_tpu.lowering.registry import RULES
 def _table() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import decomposition_table
 
-    return {op: fn for op, fn in decomposition_table.items() if op not in RULES}
+    return {op: fn for op, fn in (decomposition_table | COMPOSED).items() if op not in RULES}
 
 
 def has_decomposition(op: OpOverload) -> bool:

@@ -7,8 +7,9 @@ Backward rules return None where ``output_mask`` asks for nothing, in schema ord
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -322,6 +323,14 @@ def _saved(cx: LowerContext, x: Value, index: int) -> Value:
     return finish(cx, x, index) if out.numel == x.type.numel else cx.b.constant(0, out.dtype, out.shape)
 
 
+def _eval_keeps_nothing(args: Mapping[str, Any], meta: Callable[[], list[Any]]) -> list[Any]:
+    """The CPU kernel saves no statistics in eval mode."""
+    outs = meta()
+    if args["training"]:
+        return outs
+    return [outs[0], outs[1].new_empty(0), outs[2].new_empty(0), *outs[3:]]
+
+
 def _three(cx: LowerContext, r: _BatchNorm) -> tuple[Value, Value, Value]:
     return finish(cx, r.y), _saved(cx, r.mean, 1), _saved(cx, r.rstd, 2)
 
@@ -357,7 +366,13 @@ def native_batch_norm(
 # Not through `register`: torch._decomp gives this op a Python kernel under the key that `register` takes for "splits
 # above us". In C++ it is an op with backend kernels and a derivative of its own.
 RULES[aten.native_batch_norm.default] = RuleEntry(
-    native_batch_norm, {}, False, ("running_mean", "running_var"), False, f"{__file__}:native_batch_norm"
+    native_batch_norm,
+    {},
+    False,
+    ("running_mean", "running_var"),
+    False,
+    f"{__file__}:native_batch_norm",
+    _eval_keeps_nothing,
 )
 
 
@@ -377,7 +392,7 @@ def batch_norm_no_stats(
     )
 
 
-@lowers(aten._native_batch_norm_legit_functional.default)
+@lowers(aten._native_batch_norm_legit_functional.default, promise=_eval_keeps_nothing)
 def batch_norm_functional(
     cx: LowerContext,
     input: Value,

@@ -6,6 +6,9 @@ workspace keeps what the backward needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 
 from torch_tpu.ir.builder import Value
@@ -41,7 +44,16 @@ def _tanh_gradient(cx: LowerContext, grad: Value, t: Value) -> Value:
     return cx.b.mul(grad, _complement(cx, cx.b.mul(t, t)))
 
 
-@lowers(aten._thnn_fused_lstm_cell.default)
+def _without_bias(args: Mapping[str, Any], meta: Callable[[], list[Any]]) -> list[Any]:
+    """The meta kernel looks at the biases even if there are none."""
+    if args["input_bias"] is not None:
+        return meta()
+    hidden = torch.empty_like(args["cx"], memory_format=torch.contiguous_format)
+    gates = torch.empty_like(args["input_gates"], memory_format=torch.contiguous_format)
+    return [hidden, torch.empty_like(hidden), gates]
+
+
+@lowers(aten._thnn_fused_lstm_cell.default, promise=_without_bias)
 def thnn_fused_lstm_cell(
     cx_: LowerContext,
     input_gates: Value,

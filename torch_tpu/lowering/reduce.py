@@ -231,6 +231,16 @@ def amax(cx: LowerContext, self: Value, dim: Sequence[int] = [], keepdim: bool =
     return finish(cx, reduce_max(cx, self, norm_dims(dim, self.rank)))
 
 
+@lowers(aten.hash_tensor.default)
+def hash_tensor(
+    cx: LowerContext, self: Value, dim: Sequence[int] = [], *, keepdim: bool = False, mode: int = 0
+) -> Value:
+    """Exclusive or of the elements' bits, as float64 or int64."""
+    wide = torch.float64 if self.dtype.is_floating_point else torch.int64
+    bits = cx.b.bitcast(cx.b.convert(self, wide), torch.uint64)
+    return finish(cx, cx.b.reduce_op("xor", bits, 0, norm_dims(dim, self.rank)))
+
+
 @lowers(aten.amin.default)
 def amin(cx: LowerContext, self: Value, dim: Sequence[int] = [], keepdim: bool = False) -> Value:
     return finish(cx, reduce_min(cx, self, norm_dims(dim, self.rank)))

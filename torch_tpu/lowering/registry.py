@@ -90,6 +90,8 @@ class Dynamic:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+Promise = Callable[[Mapping[str, Any], Callable[[], list[Any]]], list[Any]]
+"""``(meta arguments by name, call of the meta kernel) -> results as the CPU kernel gives them``, on meta tensors."""
 Rule = Callable[..., "Value | tuple[Value | None, ...] | list[Value] | Dynamic"]
 
 
@@ -105,6 +107,7 @@ class RuleEntry:
     writes: tuple[str, ...]  # arguments the op updates though its schema does not say so; extra results, in this order
     dynamic: bool  # returns Dynamic: no meta kernel can know the sizes
     where: str  # file:line, for `torch-tpu explain`
+    promise: Promise | None = None  # the result types, where PyTorch's meta kernel is wrong
 
 
 RULES: dict[OpOverload, RuleEntry] = {}
@@ -124,6 +127,7 @@ def register(
     rng: bool = False,
     writes: tuple[str, ...] = (),
     dynamic: bool = False,
+    promise: Promise | None = None,
 ) -> None:
     """Add ``rule`` for ``op``.
 
@@ -150,7 +154,7 @@ def register(
         raise TypeError(f"{op}: {sorted(unknown)} are no parameters of it")
     code = inspect.unwrap(rule).__code__
     where = f"{code.co_filename}:{code.co_firstlineno}"
-    RULES[op] = RuleEntry(rule, scalars, rng, writes, dynamic, where)
+    RULES[op] = RuleEntry(rule, scalars, rng, writes, dynamic, where, promise)
 
 
 def lowers(
@@ -159,12 +163,13 @@ def lowers(
     rng: bool = False,
     writes: tuple[str, ...] = (),
     dynamic: bool = False,
+    promise: Promise | None = None,
 ) -> Callable[[F], F]:
     """Decorator form of :func:`register`: the first line of every rule."""
 
     def add(rule: F) -> F:
         for op in ops:
-            register(op, rule, scalars=scalars, rng=rng, writes=writes, dynamic=dynamic)
+            register(op, rule, scalars=scalars, rng=rng, writes=writes, dynamic=dynamic, promise=promise)
         return rule
 
     return add

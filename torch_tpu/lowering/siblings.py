@@ -17,6 +17,18 @@ class Form:
     functional: OpOverload
     writes: tuple[str, ...]
     out: bool  # the written arguments are out= tensors, which are no inputs
+    factory: bool = False  # ``functional`` also takes a dtype and a device: those of the out= tensor
+
+
+# Functional forms that have another name than their out= or in-place form.
+_RENAMED = {
+    "__ilshift__": "__lshift__",
+    "__irshift__": "__rshift__",
+    "conj_physical": "_conj_physical",
+    "adaptive_avg_pool2d": "_adaptive_avg_pool2d",
+    "adaptive_avg_pool3d": "_adaptive_avg_pool3d",
+}
+_OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 
 
 def overload(name: str) -> OpOverload:
@@ -45,12 +57,21 @@ def form_of(op: OpOverload) -> Form | None:
     wanted = _signature(op, set(writes) if out else set())
     base = op._schema.name.split("::")[1]
     names = [base] if out else [base.removesuffix("_"), base]
+    names = [_RENAMED[base]] if base in _RENAMED else names
     for name in names + ([base + "_functional"] if not out else []):
         packet = getattr(torch.ops.aten, name.replace("__functional", "_functional"), None)
         if packet is None:
             continue
         for other in packet.overloads():
             candidate = getattr(packet, other)
-            if not _writes(candidate) and _signature(candidate, set()) == wanted:
+            if _writes(candidate):
+                continue
+            if _signature(candidate, set()) == wanted:
                 return Form(op, candidate, tuple(writes), out)
+            if (
+                out
+                and candidate._schema.arguments[-1].name == "pin_memory"
+                and _signature(candidate, _OPTIONS) == wanted
+            ):
+                return Form(op, candidate, tuple(writes), out, factory=True)
     return None

@@ -15,6 +15,7 @@ from torch_tpu.lowering.registry import KEYED, RULES
 from torch_tpu.lowering.siblings import Form, form_of, overload
 from torch_tpu.modes import bounds
 from torch_tpu.modes.bounds import BOUNDS
+from torch_tpu.modes.host_ops import HOST
 
 aten = torch.ops.aten
 
@@ -42,6 +43,9 @@ _ACCEPTS_CPU: dict[OpOverload, tuple[str, ...]] = {
     aten._embedding_bag.default: ("offsets",),
 }
 
+# Composite kernels that PyTorch hides from backends which trace mutations, as ours does not.
+_NON_FUNCTIONAL = {aten.as_strided_scatter.default, aten.linalg_pinv.atol_rtol_tensor, aten._trilinear.default}
+
 # Composite kernels that beat a decomposition: they allocate and fill, or call one op that has a rule.
 _COMPOSITE_FIRST = ("new_", "rand", "empty", "full", "zeros", "ones", "normal", "_foreach_")
 
@@ -60,16 +64,19 @@ class Description:
 
 
 def _is_composite(op: OpOverload) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd"))
+    kernel = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+    return bool(kernel) or op in _NON_FUNCTIONAL
 
 
 def _prefers_composite(op: OpOverload) -> bool:
     base = op._schema.name.split("::")[1]
     tensors = any("Tensor" in str(a.type) for a in op._schema.arguments)
-    return not tensors or base.startswith(_COMPOSITE_FIRST) or base.endswith("_like")
+    return op in _NON_FUNCTIONAL or not tensors or base.startswith(_COMPOSITE_FIRST) or base.endswith("_like")
 
 
 def _rung(op: OpOverload, form: Form | None) -> str:
+    if op in HOST:
+        return "host"
     if form is not None and form.functional in RULES:
         return "program"
     composite = _is_composite(op)

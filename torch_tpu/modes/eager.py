@@ -47,7 +47,15 @@ class _Lowering(Parameters):
     def outs(self) -> list[Any]:
         """Results of the functional form on meta tensors: tensors, lists of tensors, None."""
         name, _, last = self.form.functional.name().partition(".")
-        return list(self.call.meta(name, last))
+
+        def meta() -> list[Any]:
+            return list(self.call.meta(name, last))
+
+        if self.form.factory:
+            return [torch.empty_like(meta()[0], dtype=self.views[self.written_tensors()[0][0]].dtype)]
+        if self.entry is not None and self.entry.promise is not None:
+            return self.entry.promise(self.call.meta_args(), meta)
+        return meta()
 
     def compute(self, outs: Sequence[Any]) -> tuple[Value | None, ...] | Dynamic:
         flat = [o for o in _flatten(outs) if o is not None]
@@ -58,7 +66,7 @@ class _Lowering(Parameters):
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for a in self.form.functional._schema.arguments:
-            value = self.value(by_name[a.name])
+            value = self.value(by_name[a.name]) if a.name in by_name else _option(a, types)
             if a.kwarg_only:
                 kwargs[a.name] = value
             else:
@@ -96,6 +104,11 @@ class _Lowering(Parameters):
             items = [] if arg is None else arg[1] if arg[0] == "list" else [arg]
             found.append([-1 if item is None else item[1] for item in items] or [-1])
         return found
+
+
+def _option(argument: Any, types: Sequence[TensorType]) -> Any:
+    """An argument that a factory's out= form does not have."""
+    return types[0].dtype if argument.name == "dtype" else argument.default_value
 
 
 def _flatten(outs: Sequence[Any]) -> list[Any]:

@@ -32,3 +32,9 @@ BY_DTYPE: dict[tuple[str, str], str] = {
     ("special.bessel_y1", "float64"): "the CPU is off by 3e-7; ours agrees with a reference to the last digit",
 }
 """(Entry, dtype of the inputs) to why forward values or dtypes differ."""
+
+MODULES: dict[str, str] = {}
+"""Name of a module of torch's module_db to why it differs from the CPU."""
+
+OPTIMIZERS: dict[str, str] = {}
+"""Name of an optimizer's run (``name-implementation``) to why it differs from the CPU."""

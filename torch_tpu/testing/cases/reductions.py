@@ -23,6 +23,14 @@ _nan = torch.where(t(2, 3, 5, dtype=_bool, seed=1), t(2, 3, 5), torch.tensor(mat
 _signed = t(4, 7) - 1.0
 
 
+_HASHES: list[Case] = [
+    (aten.hash_tensor.default, (_signed,), {}),
+    (aten.hash_tensor.default, (_signed, [1]), {"keepdim": True}),
+    (aten.hash_tensor.default, (t(3, 4, dtype=_i64), [0]), {}),
+    (aten.hash_tensor.default, (_signed.to(_bf16), [0, 1]), {}),
+]
+
+
 def _each(ops: list[OpOverload], *args: Any, **kwargs: Any) -> list[Case]:
     return [(op, args, kwargs) for op in ops]
 
@@ -184,7 +192,14 @@ ORDER: list[Case] = [
     (aten.histc.default, (t(50), 200, 0.6, 1.4), {}),
 ]
 
-CASES: list[Case] = [*REDUCTIONS, *SCANS, *NORMS, *LOSSES, *ORDER]
+# Sequences that fill their length: the CPU leaves what is beyond a shorter one's unset.
+_CTC = (t(6, 2, 4).log_softmax(2), torch.tensor([[1, 1, 3], [2, 3, 1]]), [6, 6], [3, 3])
+CTC: list[Case] = [
+    (aten._ctc_loss.default, _CTC, {}),
+    (aten._ctc_loss_backward.default, (t(2), *_CTC, *torch._ctc_loss(*_CTC), 0, True), {}),
+]
+
+CASES: list[Case] = [*CTC, *_HASHES, *REDUCTIONS, *SCANS, *NORMS, *LOSSES, *ORDER]
 
 # Rules of ops that ATen has for accelerators only: these compile, there is nothing to compare them with.
 NO_REFERENCE: list[Case] = [
