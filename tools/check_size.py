@@ -30,7 +30,8 @@ GUIDES = {
     "csrc/python": 700,
     "torch_tpu/ir": 800,
     "torch_tpu/runtime": 1200,
-    "torch_tpu/modes": 800,
+    "torch_tpu/modes": 1000,
+    "torch_tpu/compile": 1200,
 }
 SOURCES = ("csrc", "torch_tpu", "tools", "tests", "examples", "benchmarks")
 

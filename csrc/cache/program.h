@@ -44,12 +44,14 @@ struct ProgramSpec {
   std::string serialized;      // an executable from the disk cache
   std::vector<int> arg_slots;  // storages that are parameters, in order; the packed operands follow
   std::vector<int> donated;    // parameters (indices into arg_slots) that an output aliases
-  std::vector<int> consumed;   // of these, parameters whose storage nobody reads again: it is left without contents
+  std::vector<int>
+      consumed;  // of these, parameters whose storage nobody reads again: it is left without contents
   std::vector<Encoding> operands;
   std::vector<OutputSpec> outputs;
   std::vector<ReturnSpec> returns;
   std::vector<ResizeSpec> resizes;
-  int64_t counters = -1;  // how far the generator advances; -1: by the elements of the first output, rounded up to 4
+  int64_t counters =
+      -1;  // how far the generator advances; -1: by the elements of the first output, rounded up to 4
   std::string name;       // for messages: "aten.add.Tensor"
   std::string store_key;  // name of the entry in the disk cache; empty: do not store
 };

@@ -84,10 +84,10 @@ class Arguments {
 
 // What a consumed storage holds from now on.
 const FailurePtr& consumed_failure() {
-  static const auto* failure = new FailurePtr(std::make_shared<Failure>(Failure{
-      PJRT_Error_Code_FAILED_PRECONDITION,
-      "a compiled backward reused the memory of this activation, so it cannot run twice; set "
-      "torch._functorch.config.donated_buffer = False to keep activations."}));
+  static const auto* failure = new FailurePtr(std::make_shared<Failure>(
+      Failure{PJRT_Error_Code_FAILED_PRECONDITION,
+              "a compiled backward reused the memory of this activation, so it cannot run twice; set "
+              "torch._functorch.config.donated_buffer = False to keep activations."}));
   return *failure;
 }
 

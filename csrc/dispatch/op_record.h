@@ -64,8 +64,8 @@ void describe_once(OpRecord& record);
 // The record of an overload; one address for the life of the process.
 OpRecord& record_of(const c10::OperatorHandle& op);
 
-// The record of a compiled graph, as if it were one op. Lives as long as the process too: keys of programs that are
-// still in the cache name it.
+// The record of a compiled graph, as if it were one op. Lives as long as the process too: keys of programs
+// that are still in the cache name it.
 OpRecord& new_graph_record(std::string name, std::vector<ArgRecord> args, bool rng);
 
 }  // namespace torch_tpu

@@ -138,7 +138,8 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   }
 }
 
-void run_graph(OpRecord& record, torch::jit::Stack& stack, const std::function<ProgramSpec(const Call&)>& lower) {
+void run_graph(OpRecord& record, torch::jit::Stack& stack,
+               const std::function<ProgramSpec(const Call&)>& lower) {
   ExecutableCache& cache = ExecutableCache::get();
   for (;;) {
     Call call(record, stack);

@@ -30,6 +30,7 @@ std::vector<std::pair<std::string, int64_t>> cpu_fallback_counts();
 class Call;
 
 // The same for a compiled graph; `lower` makes the program of a key that is not in the cache.
-void run_graph(OpRecord& record, torch::jit::Stack& stack, const std::function<ProgramSpec(const Call&)>& lower);
+void run_graph(OpRecord& record, torch::jit::Stack& stack,
+               const std::function<ProgramSpec(const Call&)>& lower);
 
 }  // namespace torch_tpu

@@ -231,7 +231,9 @@ ReturnSpec return_of(const py::handle& h) {
     view.strides = dims_of(tuple[3]);
     return view;
   }
-  return {kind == "output" ? ReturnSpec::kOutput : kind == "int" ? ReturnSpec::kInt : ReturnSpec::kArgument,
+  return {kind == "output" ? ReturnSpec::kOutput
+          : kind == "int"  ? ReturnSpec::kInt
+                           : ReturnSpec::kArgument,
           tuple[1].cast<int64_t>(),
           {}};
 }
@@ -357,14 +359,15 @@ class CompiledGraph {
     }
     py::list out(stack.size());
     for (size_t i = 0; i < stack.size(); ++i) {
-      PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), torch::jit::toPyObject(std::move(stack[i])).release().ptr());
+      PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i),
+                      torch::jit::toPyObject(std::move(stack[i])).release().ptr());
     }
     return out;
   }
 
  private:
-  static OpRecord& make_record(std::string name, const std::vector<bool>& tensors, const std::vector<int>& written,
-                               bool rng) {
+  static OpRecord& make_record(std::string name, const std::vector<bool>& tensors,
+                               const std::vector<int>& written, bool rng) {
     std::vector<ArgRecord> args;
     for (const bool t : tensors) args.push_back({.kind = t ? ArgRecord::kTensor : ArgRecord::kStatic});
     for (const int i : written) args.at(static_cast<size_t>(i)).written = true;
@@ -408,7 +411,8 @@ void bind_lowering(py::module_& m) {
   m.def("install_lowering", &install);
   py::class_<CompiledGraph>(m, "CompiledGraph")
       .def(py::init<std::string, const std::vector<bool>&, const std::vector<int>&, bool, py::object>())
-      .def("__call__", [](CompiledGraph& g, const py::list& args) { return translated([&] { return g(args); }); });
+      .def("__call__",
+           [](CompiledGraph& g, const py::list& args) { return translated([&] { return g(args); }); });
 }
 
 }  // namespace torch_tpu
