@@ -470,3 +470,11 @@ def test_modes_are_taken() -> None:
 
 def test_error_codes() -> None:
     assert errors.CompileOptionUnknown.code == "TPU-E105"
+
+
+def test_cond_runs_between_programs() -> None:
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x * 2,)) * 3
+
+    same(fn, torch.full((3,), 1.0))
+    same(fn, torch.full((3,), -1.0))
