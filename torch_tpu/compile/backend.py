@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
@@ -25,8 +26,6 @@ _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagra
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's, for ops without a rule and for those that update arguments without saying so in their schema."""
-    from torch._decomp import decomposition_table
-
     found = {op: fn for op, fn in decomposition_table.items() if op not in RULES or RULES[op].writes}
     return found | random.DECOMPOSITIONS
 
@@ -79,4 +78,4 @@ def tpu(
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    return backend(gm, example_inputs)  # type: ignore[no-any-return]
+    return backend(gm, example_inputs)

@@ -53,7 +53,7 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[
     text = "\n".join(map(_describe, nodes))
     name = f"{kind}_{disk_cache.digest(text)[:12]}"
     rng = any(is_random(n.target) for n in nodes)
-    written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})  # type: ignore[arg-type]
+    written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})
     tensors = [isinstance(n.meta.get("val"), torch.Tensor) for n in inputs]
     run = extension.CompiledGraph(
         name, tensors, written, rng, functools.partial(lower.lower, gm, text, frozenset(consumed), rng)

@@ -37,6 +37,21 @@ def _is_scalar(t: torch.Tensor) -> bool:
     return t.device.type == "cpu" and t.dim() == 0
 
 
+# Their strides are those of the storage, whatever part of it their argument shows.
+_OF_THE_STORAGE = {aten.as_strided.default, aten.as_strided_scatter.default}
+
+
+def _is_all_of_its_storage(node: Any) -> bool:
+    t = node.meta["val"]
+    return bool(
+        t.is_contiguous()
+        and t.storage_offset() == 0
+        and t.untyped_storage().nbytes() == t.numel() * t.element_size()
+        and not t.is_conj()
+        and not t.is_neg()
+    )
+
+
 def _is_getitem(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
@@ -48,6 +63,8 @@ def _has_rule(node: Node) -> bool:
         return False
     if node.target is aten.copy_.default:
         return isinstance(node.args[0], Node) and node.args[0].op == "placeholder"
+    if node.target in _OF_THE_STORAGE and not _is_all_of_its_storage(node.args[0]):
+        return False
     entry = RULES.get(node.target)
     return entry is not None and not entry.dynamic and not entry.writes
 

@@ -118,6 +118,21 @@ def as_strided(
     return views.read(cx.b, self, view, [cx.b.constant(storage_offset or 0, torch.int64)])
 
 
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    cx: LowerContext,
+    self: Value,
+    src: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Value:
+    base = cx.b.reshape(self, (self.type.numel,))
+    view = views.View(self.dtype, tuple(size), tuple(stride), 0, kind="gather", dims=base.shape, covers=False)
+    written = views.write(cx.b, base, view, src, [cx.b.constant(storage_offset or 0, torch.int64)])
+    return cx.b.reshape(written, self.shape)
+
+
 @lowers(aten.diagonal.default)
 def diagonal(cx: LowerContext, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     a, z = norm_dim(dim1, self.rank), norm_dim(dim2, self.rank)

@@ -87,8 +87,8 @@ def fuse(
             at += words
         count = len(f.results)
         left = f"%v{n}:{count}" if count > 1 else f"%v{n}"
-        types = f"({', '.join(f.args)}) -> ({', '.join(f.results)})"
-        lines.append(f'{left} = "func.call"({", ".join(operands)}) {{callee = @{f.name}}} : {types}')
+        signature = f"({', '.join(f.args)}) -> ({', '.join(f.results)})"
+        lines.append(f'{left} = "func.call"({", ".join(operands)}) {{callee = @{f.name}}} : {signature}')
         names += [f"%v{n}#{i}" for i in range(count)] if count > 1 else [f"%v{n}"]
     types = [TensorType(tuple(dims), dtype).mlir for dtype, dims in externals]
     params = [

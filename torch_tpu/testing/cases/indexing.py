@@ -151,6 +151,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.slice_scatter.default, (t(7, 3), t(3, 3)), {"start": 1, "end": -1, "step": 2}),
     (aten.select_scatter.default, (t(7, 3), t(7), 1, -1), {}),
     (aten.diagonal_backward.default, (t(3, 3), [4, 3, 3], 1, 1, 0), {}),
+    (aten.as_strided_scatter.default, (t(4, 5), t(2, 3), [2, 3], [7, 2], 1), {}),
     (aten.diag_embed.default, (t(2, 3), -1), {}),
     (aten.diagonal_scatter.default, (t(3, 4), t(3), 1), {}),
     (aten.tril.default, (t(2, 3, 4), 1), {}),
