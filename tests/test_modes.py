@@ -423,3 +423,40 @@ def test_debug_takes_indices_in_range():
         assert t[t > 5].tolist() == x[x > 5].tolist()
         loss = nn.functional.nll_loss(t[:2], labels.to("tpu"))
     assert loss.item() == nn.functional.nll_loss(x[:2], labels).item()
+
+
+# ---- looking at every op
+
+
+def test_the_first_op_that_is_not_finite_is_named():
+    x = torch.zeros(3, device="tpu")
+    with torch.tpu.detect_nonfinite():
+        y = (x + 1).exp()
+        with pytest.raises(FloatingPointError, match=r"aten\.log\.default"):
+            (x.log() + y).sum()
+        with pytest.raises(FloatingPointError, match=r"aten\.div_\.Tensor"):
+            y.div_(x)
+
+
+def test_values_that_come_in_not_finite_are_no_error():
+    x = torch.tensor([1.0, torch.inf], device="tpu")
+    with torch.tpu.detect_nonfinite():
+        assert (x * 2).tolist() == [2, torch.inf]
+        torch.empty(100, device="tpu")
+
+
+def test_ops_that_agree_with_the_cpu():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to("tpu")
+    x = torch.linspace(-1, 1, 12, device="tpu").view(3, 4)
+    with torch.tpu.check_accuracy():
+        model(x).square().mean().backward()
+        x.clone().mul_(2)
+        torch.rand(3, device="tpu")
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_first_op_that_differs_from_the_cpu_is_named():
+    x = torch.linspace(0, 1, 1000, device="tpu")
+    # No tolerance: of 1000 values, some have another last bit.
+    with torch.tpu.check_accuracy(rtol=0.0, atol=0.0), pytest.raises(AssertionError, match=r"\[aten\.exp\.default\]"):
+        x.exp()

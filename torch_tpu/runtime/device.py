@@ -14,6 +14,7 @@ import torch
 from torch_tpu import _C
 from torch_tpu.runtime import memory, random
 from torch_tpu.runtime import modes as _modes
+from torch_tpu.runtime.inspect import check_accuracy, detect_nonfinite
 from torch_tpu.runtime.memory import (
     empty_cache,
     max_memory_allocated,
@@ -46,11 +47,13 @@ __all__ = [
     "EagerMode",
     "Event",
     "Stream",
+    "check_accuracy",
     "current_device",
     "current_stream",
     "default_generators",
     "default_stream",
     "deferred_stats",
+    "detect_nonfinite",
     "device",
     "device_count",
     "device_of",
