@@ -385,14 +385,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), (torch.ones(2, device="t
 def test_fallback_to_the_cpu_warns_once_and_can_be_an_error():
     code = """
 import torch, warnings
-x = torch.eye(3)
+x, c = torch.ones(3, 2), torch.ones(4, 3)
+op = torch._compute_linear_combination
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
-    a = torch.geqrf(x.to("tpu"))[0]
-    torch.geqrf(x.to("tpu"))
-print(a.device, torch.equal(a.cpu(), torch.geqrf(x)[0]), sum("aten.geqrf.default" in str(w.message) for w in seen))
+    a = op(x.to("tpu"), c.to("tpu"))
+    op(x.to("tpu"), c.to("tpu"))
+name = "aten._compute_linear_combination.default"
+print(a.device, torch.equal(a.cpu(), op(x, c)), sum(name in str(w.message) for w in seen))
 """
     out = run_python(code, TORCH_TPU_CPU_FALLBACK="warn")
     assert out.stdout.strip() == "tpu:0 True 1", out.stderr
-    with pytest.raises(NotImplementedError, match=r"(?s)\[aten\.geqrf\.default\] no lowering rule.*TPU-E101"):
-        torch.geqrf(torch.eye(3).to("tpu"))
+    with pytest.raises(
+        NotImplementedError, match=r"(?s)\[aten\._compute_linear_combination\.default\] no lowering rule.*TPU-E101"
+    ):
+        torch._compute_linear_combination(torch.ones(3, 2).to("tpu"), torch.ones(4, 3).to("tpu"))

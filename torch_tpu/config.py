@@ -303,5 +303,9 @@ def unknown() -> dict[str, str]:
 
 
 def compile_without_tpu() -> None:
-    """Keep libtpu from asking a metadata server, for minutes, which TPU this host has. Before libtpu is loaded."""
+    """For compiling ahead of time, before libtpu is loaded.
+
+    Keeps it from asking a metadata server, for minutes, which TPU this host has, and from allowing one process at a time.
+    """
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"

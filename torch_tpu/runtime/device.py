@@ -284,6 +284,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 class _DeviceModule(types.ModuleType):
     """This module's class: a module-level property needs one."""
 
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), "eager_mode"]
+
     @property
     def eager_mode(self) -> EagerMode:
         """Mode of the calling thread; assign to it to change the process's. See :class:`EagerMode`."""

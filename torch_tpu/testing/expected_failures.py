@@ -27,7 +27,6 @@ BY_DTYPE: dict[tuple[str, str], str] = {
     ("chalf", "float32"): _HALF,
     ("complex", "float16"): _HALF,
     ("logcumsumexp", "complex64"): "the imaginary part is in (-pi, pi]; the CPU's adds up multiples of 2 pi",
-    ("native_batch_norm", "float64"): "evaluation returns statistics, as on CUDA; the CPU returns empty tensors",
     ("special.bessel_j0", "float64"): "the CPU is off by 2e-7; ours agrees with a reference to the last digit",
     ("special.bessel_y1", "float64"): "the CPU is off by 3e-7; ours agrees with a reference to the last digit",
 }
