@@ -79,7 +79,7 @@ class Call {
   bool steps_overlap() const;
 };
 
-// A word with everything global that a lowering rule may read; decoded by torch_tpu/modes/eager.py.
+// A word with everything global that a lowering rule may read; decoded by torch_tpu/modes/parameters.py.
 int64_t global_state_word(bool deferred);
 
 }  // namespace torch_tpu

@@ -105,6 +105,18 @@ class Kernel final : public c10::OperatorKernel {
   OpRecord& record_;
 };
 
+// Found by the key of the call, else made by `lower`; compiled unless it will only be recorded.
+template <class Lower>
+ProgramRef program_of(const Call& call, const Lower& lower) {
+  ExecutableCache& cache = ExecutableCache::get();
+  const size_t hash = call.key.hash();
+  if (ProgramRef found = cache.find(call.key, hash)) return found;
+  return cache.find_or_make(call.key, hash, [&] {
+    ProgramSpec spec = lower(call);
+    return call.deferred ? keep_spec(std::move(spec)) : compile_spec(std::move(spec));
+  });
+}
+
 }  // namespace
 
 void run_op(OpRecord& record, torch::jit::Stack& stack) {
@@ -120,18 +132,10 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
   if (record.fills_output_size) fill_output_size(record, stack);
   if (record.fills_minlength) fill_minlength(record, stack);
   if (record.expands_masks) expand_masks(record, stack);
-  ExecutableCache& cache = ExecutableCache::get();
   for (;;) {
     Call call(record, stack);
     if (call.in_turn) return run_composite(record, stack);
-    const size_t hash = call.key.hash();
-    ProgramRef program = cache.find(call.key, hash);
-    if (program == nullptr) {
-      program = cache.find_or_make(call.key, hash, [&] {
-        ProgramSpec spec = lower_call(call);
-        return call.deferred ? keep_spec(std::move(spec)) : compile_spec(std::move(spec));
-      });
-    }
+    const ProgramRef program = program_of(call, lower_call);
     switch (program->spec.rung) {
       case ProgramSpec::kProgram:
         if (launch(call, program)) return;
@@ -146,18 +150,9 @@ void run_op(OpRecord& record, torch::jit::Stack& stack) {
 
 void run_graph(OpRecord& record, torch::jit::Stack& stack,
                const std::function<ProgramSpec(const Call&)>& lower) {
-  ExecutableCache& cache = ExecutableCache::get();
   for (;;) {
     Call call(record, stack);
-    const size_t hash = call.key.hash();
-    ProgramRef program = cache.find(call.key, hash);
-    if (program == nullptr) {
-      program = cache.find_or_make(call.key, hash, [&] {
-        ProgramSpec spec = lower(call);
-        return call.deferred ? keep_spec(std::move(spec)) : compile_spec(std::move(spec));
-      });
-    }
-    if (launch(call, program)) return;  // else a storage changed under us: once more
+    if (launch(call, program_of(call, lower))) return;  // else a storage changed under us: once more
   }
 }
 

@@ -20,7 +20,7 @@ Dims = tuple[Sequence[int], Sequence[int]]
 
 # Below, the other thread that XLA takes overlaps with the caller's next ops, which is worth more than a better kernel.
 _MIN_FLOPS = 8 << 20
-# XLA runs programs of fewer flops in the caller's thread, but not its own dot: see :func:`tiny_product`.
+# XLA runs programs of fewer flops in the caller's thread, but not its own dot.
 _INLINE_FLOPS = 1000
 
 
@@ -47,22 +47,14 @@ def takes_product(cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch
 
 
 def takes_tiny_product(cx: LowerContext, x: Value, y: Value) -> bool:
-    """Whether :func:`tiny_product` is to be used for these matrices."""
+    """Whether the product of these matrices is to be one fused loop of multiply and add instead of a dot.
+
+    The CPU plugin runs that in the caller's thread. Handing an 8x8 product to another thread takes longer than all else
+    that its launch costs.
+    """
     rows, inner, columns = *x.shape, y.shape[1]
     flops = rows * columns * (2 * inner - 1)
     return cx.state.host_kernels and x.dtype in (torch.float32, torch.float64) and 0 < flops < _INLINE_FLOPS
-
-
-def tiny_product(cx: LowerContext, x: Value, y: Value) -> Value:
-    """Matrix product as one fused loop of multiply and add.
-
-    The CPU plugin runs it in the caller's thread. Handing an 8x8 product to another thread takes longer than all else
-    that its launch costs.
-    """
-    b = cx.b
-    shape = (x.shape[0], x.shape[1], y.shape[1])
-    terms = b.mul(b.broadcast_in_dim(x, shape, [0, 1]), b.broadcast_in_dim(y, shape, [1, 2]))
-    return b.reduce_op("add", terms, 0, [1])
 
 
 def _source(cx: LowerContext, x: Value) -> tuple[Value, Sequence[int]]:

@@ -22,8 +22,8 @@ Dims = tuple[Sequence[int], Sequence[int]]
 _BETA_ALPHA = {"beta": (0, 1), "alpha": (1,)}
 
 
-def _wide_integer_product(cx: LowerContext, x: Value, y: Value, contract: Dims, batch: Dims) -> Value:
-    """``dot_general`` of 64-bit integers as one fused multiply and reduction: TPU's compiler has no such product."""
+def _product_as_one_loop(cx: LowerContext, x: Value, y: Value, contract: Dims, batch: Dims) -> Value:
+    """``dot_general`` as one fused multiply and reduction."""
     b, shared = cx.b, len(batch[0])
     rest = [[d for d in range(v.rank) if d not in (*batch[i], *contract[i])] for i, v in enumerate((x, y))]
     # Dims of the terms: batch, rest of x, contracted, rest of y.
@@ -56,8 +56,8 @@ def product(
         rest = [d for i, d in enumerate(x.shape) if i not in batch[0] and i not in contract[0]]
         rest += [d for i, d in enumerate(y.shape) if i not in batch[1] and i not in contract[1]]
         return b.constant(0, wide, [*(x.shape[i] for i in batch[0]), *rest])
-    if dtype in (torch.int64, torch.uint64):
-        return _wide_integer_product(cx, x, y, contract, batch)
+    if dtype in (torch.int64, torch.uint64):  # TPU's compiler has no such dot
+        return _product_as_one_loop(cx, x, y, contract, batch)
     if (rounded or wide == dtype) and host.takes_product(cx, x, y, contract=contract, batch=batch):
         return host.product(cx, x, y, contract=contract, batch=batch)
     return b.dot_general(x, y, batch=batch, contract=contract, precision=cx.precision_of(dtype), out_dtype=wide)
@@ -105,7 +105,7 @@ def scaled_sum(cx: LowerContext, self: Value, out: Value, beta: Operand, alpha: 
 @lowers(aten.mm.default)
 def mm(cx: LowerContext, self: Value, mat2: Value) -> Value:
     if self.dtype == mat2.dtype and host.takes_tiny_product(cx, self, mat2):
-        return host.tiny_product(cx, self, mat2)
+        return _product_as_one_loop(cx, self, mat2, **_matmul_dims(self))
     return cx.result(matmul(cx, self, mat2, rounded=True))
 
 

@@ -26,10 +26,8 @@ from torch_tpu.lowering.registry import RULES, Dynamic, RuleEntry
 from torch_tpu.lowering.siblings import Form, form_of, overload
 from torch_tpu.lowering.views import View, Window
 from torch_tpu.modes import stored
-from torch_tpu.modes.parameters import WIDE, Parameters
+from torch_tpu.modes.parameters import DEFERRED, WIDE, Parameters
 from torch_tpu.modes.plan import Output, Plan
-
-_DEFERRED = 1 << 13  # bit of the state word: the call is recorded, see fused.py
 
 
 class _Lowering(Parameters):
@@ -132,7 +130,7 @@ def lower(call: Any) -> Plan:
     if plan is None:
         plan = _fresh_plan(call, op, form)
         stored.keep_plan(name, plan)
-    return plan if call.state & _DEFERRED else stored.attach_executable(plan)
+    return plan if call.state & DEFERRED else stored.attach_executable(plan)
 
 
 def _fresh_plan(call: Any, op: OpOverload, form: Form) -> Plan:

@@ -22,6 +22,8 @@ from torch_tpu.modes.plan import Output, Plan
 WIDE = (torch.float64, torch.complex128)
 # c10::ScalarType of the dtypes that may be the default.
 _DEFAULT_DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
+# Bit of the state word: the call is recorded, see fused.py. Lowering does not depend on it.
+DEFERRED = 1 << 13
 _PRECISIONS = ("HIGHEST", "HIGH", "DEFAULT")  # at::Float32MatmulPrecision
 
 

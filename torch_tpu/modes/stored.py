@@ -21,11 +21,11 @@ import torch
 
 from torch_tpu import config
 from torch_tpu.lowering.registry import RULES, RuleEntry
+from torch_tpu.modes.parameters import DEFERRED
 from torch_tpu.modes.plan import Output, Plan
 from torch_tpu.runtime import disk_cache, extension
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_LOWERING_STATE = (1 << 13) - 1  # the rest of the state word does not change a plan
 _SOURCES = ("lowering", "ir", "modes", "compile")
 
 log = logging.getLogger("torch_tpu")
@@ -95,7 +95,7 @@ def plan_name(call: Any, entry: RuleEntry | None, graph: str = "") -> str:
     if not sources:
         return ""
     try:
-        text = _stable((call.name, call.state & _LOWERING_STATE, call.args, call.tensors, call.slots, call.operands))
+        text = _stable((call.name, call.state & ~DEFERRED, call.args, call.tensors, call.slots, call.operands))
     except TypeError:
         return ""
     return disk_cache.digest(text, graph, sources, disk_cache.build_fingerprint()) + ".plan"
