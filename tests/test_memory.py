@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -115,12 +116,55 @@ def test_mem_get_info():
 
 def test_no_memory_is_an_error_that_is_counted_and_harms_nothing(base):
     x = mib(1)
-    with pytest.raises(torch.OutOfMemoryError, match=r"(?s)^\[aten\..*Fix: free tensors.*\(TPU-E304"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"(?s)^\[aten\..*Tensors hold .*Fix: free tensors.*\(TPU-E304"):
         torch.zeros(1 << 40, device="tpu:1")
     assert torch.tpu.memory_stats(1)["num_ooms"] == 1
     assert used(base) == 1
     assert (x + 1)[0].item() == 2
     torch.tpu.synchronize(1)
+
+
+def held_by(x):
+    """The entry of the snapshot that belongs to the storage of ``x``."""
+    (entry,) = (e for e in torch.tpu.memory_snapshot() if e["address"] == x.untyped_storage().data_ptr())
+    return entry
+
+
+def test_snapshot_says_what_each_storage_holds(base):
+    x = torch.zeros(4, 256, device="tpu:1") + 1
+    view, twin = x[1:], torch.empty(3, dtype=torch.float64, device="tpu:1")
+    entry = held_by(view)
+    assert entry["device"] == 1
+    assert entry["state"] == "allocated"
+    assert entry["op"].startswith("aten.add")
+    assert (entry["dtype"], entry["shape"], entry["bytes"]) == (torch.float32, (4, 256), 4096)
+    assert entry["storage_bytes"] == 4096
+    assert held_by(twin) == {
+        "device": 1, "address": twin.untyped_storage().data_ptr(), "storage_bytes": 24, "state": "unwritten"
+    }  # fmt: skip
+    assert entry in torch.tpu.memory_snapshot(1)
+    assert entry not in torch.tpu.memory_snapshot("tpu:0")
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.FUSED):
+        y = x * 2
+        assert (held_by(y)["state"], held_by(y)["bytes"]) == ("recorded", 0)
+    assert (held_by(y)["state"], held_by(y)["bytes"]) == ("allocated", 4096)
+
+
+def test_snapshot_adds_up(base):
+    before = torch.tpu.memory_allocated(1)
+    tensors = [mib(1) for _ in range(3)] + [torch.ones(7, device="tpu:1")]
+    arrays = {e["array"]: e["bytes"] for e in torch.tpu.memory_snapshot(1) if e["state"] == "allocated"}
+    assert sum(arrays.values()) >= torch.tpu.memory_allocated(1) - before >= 3 * MIB
+    del tensors
+
+
+def test_summary_groups_alike_arrays(base):
+    tensors = [torch.zeros(1 << 17, 3, device="tpu:1") + i for i in range(4)]
+    text = torch.tpu.memory_summary(1)
+    assert text.startswith("tpu:1: now ")
+    assert "out of memory" in text
+    assert re.search(r"6\.0 MiB  4 x tpu:1 float32\[131072, 3\] of aten\.add", text)
+    del tensors
 
 
 def test_statistics_of_a_device_that_is_not_there():

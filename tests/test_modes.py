@@ -460,3 +460,35 @@ def test_the_first_op_that_differs_from_the_cpu_is_named():
     # No tolerance: of 1000 values, some have another last bit.
     with torch.tpu.check_accuracy(rtol=0.0, atol=0.0), pytest.raises(AssertionError, match=r"\[aten\.exp\.default\]"):
         x.exp()
+
+
+# ---- names that published libraries use
+
+
+def test_names_of_the_execution_mode_module():
+    from torch_tpu._internal import execution_mode
+
+    with execution_mode.set_eager_mode(execution_mode.EagerMode.INTERNAL_DEFER_ALL):
+        assert torch.tpu.eager_mode is torch.tpu.EagerMode.FUSED
+    assert execution_mode.EagerMode is torch.tpu.EagerMode
+
+
+def test_synchronize_runs_what_is_recorded_and_keeps_autograd(fused):
+    from torch_tpu._internal.sync import synchronize
+
+    x = torch.arange(4.0).to("tpu").requires_grad_()
+    loss = (x * x).sum()
+    launched = torch.tpu.deferred_stats()["launched"]
+    synchronize(loss, wait=False)
+    assert torch.tpu.deferred_stats()["launched"] == launched + 1
+    loss.backward()
+    synchronize([x.grad], wait=True)
+    synchronize(wait=True)
+    assert x.grad.tolist() == [0, 2, 4, 6]
+
+
+def test_hardware_names():
+    from torch_tpu._internal.utils import hardware
+
+    assert hardware.get_tpu_device_name() == torch.tpu.get_device_name()
+    assert hardware.get_tpu_device_count() == torch.tpu.device_count()

@@ -113,19 +113,19 @@ Outputs run(Call& call, const Program& program, Arguments& args) {
   }
   c10::SmallVector<PJRT_Buffer*, 8> raw(spec.outputs.size());
   try {
-    device.work.push(program.executable->launch({.device = device.device.handle,
-                                                 .args = handles.data(),
-                                                 .num_args = handles.size(),
-                                                 .outs = raw.data(),
-                                                 .keep = args.keep.data(),
-                                                 .num_keep = args.keep.size()}),
-                     call.record.name.c_str());
+    device.launch(*program.executable,
+                  {.device = device.device.handle,
+                   .args = handles.data(),
+                   .num_args = handles.size(),
+                   .outs = raw.data(),
+                   .keep = args.keep.data(),
+                   .num_keep = args.keep.size()},
+                  spec.donated.size(), call.record.name.c_str());
   } catch (const pjrt::Error& e) {
     auto failure =
         std::make_shared<Failure>(Failure{e.code, c10::str("[", call.record.name, "] ", e.what())});
     if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) {
       args.poison(failure);
-      device.memory.ooms.fetch_add(1);
       throw_failure(*failure);
     }
     device.work.fail(failure);
@@ -277,16 +277,16 @@ BufferRef launch_reshape(const Program& program, BufferRef source, DimsRef dims,
   PJRT_Buffer* out = nullptr;
   const int64_t keep[1] = {0};
   try {
-    device.work.push(program.executable->launch({.device = device.device.handle,
-                                                 .args = &arg,
-                                                 .num_args = 1,
-                                                 .outs = &out,
-                                                 .keep = keep,
-                                                 .num_keep = !donate}),
-                     "storage reshape");
+    device.launch(*program.executable,
+                  {.device = device.device.handle,
+                   .args = &arg,
+                   .num_args = 1,
+                   .outs = &out,
+                   .keep = keep,
+                   .num_keep = !donate},
+                  1, "storage reshape");
   } catch (const pjrt::Error& e) {
     const auto failure = std::make_shared<Failure>(Failure{e.code, c10::str("[storage reshape] ", e.what())});
-    if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
     device.work.fail(failure);
     return c10::make_intrusive<DeviceBuffer>(device, failure, dtype, dims);
   }

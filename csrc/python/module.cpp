@@ -12,6 +12,7 @@
 #include "python/lowering.h"
 #include "rng/generator.h"
 #include "storage/dtype.h"
+#include "storage/memory_table.h"
 #include "storage/transfer.h"
 #include "trace/deferred.h"
 #include "trace/mode.h"
@@ -198,7 +199,34 @@ void bind_runtime(py::module_& m) {
   });
 }
 
+py::list memory_snapshot() {
+  py::list out;
+  for (const Storage::Live& live : Storage::snapshot()) {
+    py::dict entry;
+    entry["device"] = static_cast<int>(live.device->index);
+    entry["address"] = reinterpret_cast<uintptr_t>(live.address);
+    entry["storage_bytes"] = live.bytes;
+    const BufferRef& buffer = live.buffer;
+    entry["state"] = buffer == nullptr   ? "unwritten"
+                     : buffer->pending() ? "recorded"
+                     : buffer->failed()  ? "failed"
+                                         : "allocated";
+    if (buffer != nullptr) {
+      entry["array"] = reinterpret_cast<uintptr_t>(buffer.get());
+      entry["bytes"] = buffer->pending() ? 0 : buffer->bytes;
+      entry["dtype"] =
+          py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(buffer->dtype)));
+      entry["shape"] = py::tuple(py::cast(std::vector<int64_t>(buffer->dims.begin(), buffer->dims.end())));
+      entry["op"] = buffer->op;
+    }
+    out.append(entry);
+  }
+  return out;
+}
+
 void bind_cache(py::module_& m) {
+  m.def("memory_snapshot", &memory_snapshot);
+  m.def("memory_table", &memory_table);
   m.def("cache_stats", &cache_stats);
   m.def("clear_cache", [] { ExecutableCache::get().clear(); });
   m.def("set_max_programs", [](size_t n) { ExecutableCache::get().set_max_programs(n); });

@@ -6,13 +6,15 @@
 #include <cstdlib>
 
 #include "ffi/host_kernels.h"
+#include "storage/memory_table.h"
 #include "util/check.h"
 
 namespace torch_tpu {
 
 void throw_failure(const Failure& failure) {
   TORCH_TPU_CHECK_WITH(OutOfMemoryError, E304, failure.code != PJRT_Error_Code_RESOURCE_EXHAUSTED,
-                       failure.text, Fix("free tensors you no longer need, or use smaller batches."));
+                       failure.text, '\n', memory_table(),
+                       Fix("free tensors you no longer need, or use smaller batches."));
   TORCH_TPU_CHECK(E203, false, failure.text);
 }
 
@@ -109,17 +111,13 @@ bool WorkQueue::idle() {
   return true;
 }
 
-void WorkQueue::synchronize() {
-  FailurePtr failure;
+void WorkQueue::drain() {
   for (std::optional<uint64_t> end;;) {
     Pending oldest;
     {
       std::lock_guard lock(mutex_);
       if (!end) end = next_number_;
-      if (pending_.empty() || pending_.front().number >= *end) {
-        failure.swap(failure_);
-        break;
-      }
+      if (pending_.empty() || pending_.front().number >= *end) return;
       oldest = pending_.front();  // stays until it is done: marks of other threads must see it
     }
     const std::optional<pjrt::Error> error = oldest.event->await();
@@ -133,7 +131,24 @@ void WorkQueue::synchronize() {
       fail(std::make_shared<Failure>(
           Failure{error->code, std::string("[") + oldest.op + "] " + error->what()}));
   }
+}
+
+void WorkQueue::synchronize() {
+  drain();
+  FailurePtr failure;
+  {
+    std::lock_guard lock(mutex_);
+    failure.swap(failure_);
+  }
   if (failure != nullptr) throw_failure(*failure);
+}
+
+// ---- DeviceState
+
+void DeviceState::launch(const pjrt::Executable& program, const pjrt::Executable::Launch& launch,
+                         size_t num_donatable, const char* op) {
+  const bool nothing_donated = launch.num_keep == num_donatable;  // else a failed try may have consumed it
+  work.push(with_memory(nothing_donated, [&] { return program.launch(launch); }), op);
 }
 
 // ---- MemoryCounters

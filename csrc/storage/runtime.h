@@ -54,7 +54,9 @@ class WorkQueue {
   void fail(FailurePtr failure);  // a launch that could not even start
   std::shared_ptr<Mark> mark();
   bool idle();
-  // Waits for everything pushed so far; throws the first failure since the last call.
+  // Waits for everything pushed so far.
+  void drain();
+  // The same; throws the first failure since the last call.
   void synchronize();
 
  private:
@@ -84,6 +86,14 @@ struct DeviceState {
   pjrt::Device device;
   WorkQueue work;
   MemoryCounters memory;
+
+  // Calls `attempt`. If the device has no memory left, waits for the work that still holds some, and calls it
+  // once more where it `may_retry`. Counts what then still fails. Throws pjrt::Error.
+  template <class Attempt>
+  auto with_memory(bool may_retry, Attempt attempt);
+  // Starts a program and queues its completion as `op`. Throws pjrt::Error.
+  void launch(const pjrt::Executable& program, const pjrt::Executable::Launch& launch, size_t num_donatable,
+              const char* op);
 };
 
 // What Python tells of the plugin, asked for at first use: launchers set the environment between import and
@@ -123,6 +133,22 @@ class Runtime {
   std::string compile_options_;
   bool host_kernels_ = false;
 };
+
+template <class Attempt>
+auto DeviceState::with_memory(bool may_retry, Attempt attempt) {
+  for (;; may_retry = false) {
+    try {
+      return attempt();
+    } catch (const pjrt::Error& e) {
+      if (e.code != PJRT_Error_Code_RESOURCE_EXHAUSTED) throw;
+      if (!may_retry) {
+        memory.ooms.fetch_add(1);
+        throw;
+      }
+    }
+    Runtime::without_gil([this] { work.drain(); });
+  }
+}
 
 // Free and total bytes of the host: what a plugin without statistics has to share.
 std::pair<size_t, size_t> host_memory_info();

@@ -14,15 +14,21 @@ namespace torch_tpu {
 namespace {
 
 // Live storages by address: PyTorch pickles a storage through a tensor made of its bare address. Lock: of the
-// shard, for a look-up only.
+// shard, for a look-up, and above those of its storages for a snapshot.
 struct Shard {
   SpinLock lock;
   std::unordered_map<const void*, Storage*> storages;
 };
 
+using Shards = std::array<Shard, 61>;  // a prime: addresses are aligned
+
+Shards& shards() {
+  static auto* shards = new Shards;
+  return *shards;
+}
+
 Shard& shard_of(const void* address) {
-  static auto* shards = new std::array<Shard, 61>;
-  return (*shards)[reinterpret_cast<uintptr_t>(address) % shards->size()];  // a prime: addresses are aligned
+  return shards()[reinterpret_cast<uintptr_t>(address) % std::tuple_size_v<Shards>];
 }
 
 void remember(const void* address, Storage* storage) {
@@ -177,6 +183,18 @@ void* Storage::resize(size_t bytes) {
     remember(address_, this);
   }
   return bytes == 0 ? nullptr : address_;
+}
+
+std::vector<Storage::Live> Storage::snapshot() {
+  std::vector<Live> result;
+  for (Shard& shard : shards()) {
+    std::lock_guard shard_lock(shard.lock);  // its storages live on meanwhile
+    for (const auto& [address, storage] : shard.storages) {
+      std::lock_guard lock(storage->lock_);
+      result.push_back({address, &storage->device, storage->capacity_, storage->buffer_});
+    }
+  }
+  return result;
 }
 
 }  // namespace torch_tpu

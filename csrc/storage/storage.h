@@ -13,6 +13,8 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <vector>
+
 #include "storage/runtime.h"
 #include "util/spin_lock.h"
 
@@ -103,6 +105,15 @@ class Storage {
   // A storage of `bytes` keeps its address as long as it once had room for them.
   void* resize(size_t bytes);
   void* address() const { return address_; }
+  // The live storages of at least a byte, each with its current buffer (null: unwritten, or out for a
+  // launch).
+  struct Live {
+    const void* address;
+    DeviceState* device;
+    size_t bytes;
+    BufferRef buffer;
+  };
+  static std::vector<Live> snapshot();
 
  private:
   Storage(DeviceState& device, size_t bytes);

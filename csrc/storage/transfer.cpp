@@ -10,7 +10,6 @@ namespace torch_tpu {
 namespace {
 
 [[noreturn]] void throw_transfer(const pjrt::Error& e, DeviceState& device, int64_t bytes, const char* what) {
-  if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device.memory.ooms.fetch_add(1);
   throw_failure({e.code, c10::str(what, " of ", bytes, " bytes on tpu:", static_cast<int>(device.index), ": ",
                                   e.what())});
 }
@@ -30,9 +29,10 @@ BufferRef buffer_from_host(DeviceState& device, const void* data, c10::ScalarTyp
   const int64_t bytes = numel_of(dims) * static_cast<int64_t>(c10::elementSize(dtype));
   try {
     pjrt::Event done;
-    pjrt::Buffer buffer =
-        Runtime::get().client().from_host(data, type, dims.data(), dims.size(), device.device.handle,
-                                          /*during_call=*/true, &done);
+    pjrt::Buffer buffer = device.with_memory(true, [&] {
+      return Runtime::get().client().from_host(data, type, dims.data(), dims.size(), device.device.handle,
+                                               /*during_call=*/true, &done);
+    });
     return c10::make_intrusive<DeviceBuffer>(device, std::move(buffer), dtype, dims);
   } catch (const pjrt::Error& e) {
     throw_transfer(e, device, bytes, "transfer from the host");
@@ -81,8 +81,9 @@ BufferRef buffer_on(const BufferRef& buffer, DeviceState& device) {
     return c10::make_intrusive<DeviceBuffer>(device, buffer->failure(), buffer->dtype, buffer->dims);
   }
   try {
-    return c10::make_intrusive<DeviceBuffer>(device, buffer->array().copy_to(device.device.handle),
-                                             buffer->dtype, buffer->dims);
+    pjrt::Buffer copy =
+        device.with_memory(true, [&] { return buffer->array().copy_to(device.device.handle); });
+    return c10::make_intrusive<DeviceBuffer>(device, std::move(copy), buffer->dtype, buffer->dims);
   } catch (const pjrt::Error& e) {
     throw_transfer(e, device, buffer->bytes, "transfer between devices");
   }

@@ -166,7 +166,6 @@ class Stretch final : public Pending, public std::enable_shared_from_this<Stretc
     try {
       if (!run_around_failures()) launch();
     } catch (const pjrt::Error& e) {
-      if (e.code == PJRT_Error_Code_RESOURCE_EXHAUSTED) device_.memory.ooms.fetch_add(1);
       fail_all(std::make_shared<Failure>(Failure{e.code, c10::str("[", title(), "] ", e.what())}));
     } catch (const c10::Error& e) {
       const bool memory = dynamic_cast<const c10::OutOfMemoryError*>(&e) != nullptr;
@@ -245,13 +244,14 @@ class Stretch final : public Pending, public std::enable_shared_from_this<Stretc
       if (externals_[static_cast<size_t>(d)].use_count() != 1) keep.push_back(d);
     }
     try {
-      device_.work.push(program->executable->launch({.device = device_.device.handle,
-                                                     .args = args.data(),
-                                                     .num_args = args.size(),
-                                                     .outs = raw.data(),
-                                                     .keep = keep.data(),
-                                                     .num_keep = keep.size()}),
-                        "fused ops");
+      device_.launch(*program->executable,
+                     {.device = device_.device.handle,
+                      .args = args.data(),
+                      .num_args = args.size(),
+                      .outs = raw.data(),
+                      .keep = keep.data(),
+                      .num_keep = keep.size()},
+                     spec.donated.size(), "fused ops");
     } catch (const pjrt::Error& e) {
       device_.work.fail(std::make_shared<Failure>(Failure{e.code, c10::str("[", title(), "] ", e.what())}));
       throw;

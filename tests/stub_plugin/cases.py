@@ -254,8 +254,9 @@ def out_of_memory_of_a_launch_raises_at_the_call() -> None:
     a = ones(64)
     (a * 15).cpu()
     before, held = ooms(), torch.tpu.memory_allocated()
-    stub.stub_fail_execute(1, RESOURCE_EXHAUSTED)
-    with pytest.raises(torch.OutOfMemoryError, match=r"\[aten\.mul\.\w+\] [\s\S]*Fix: [\s\S]*TPU-E304"):
+    stub.stub_fail_executes(1, RESOURCE_EXHAUSTED, 2)
+    table = r"Tensors hold 0\.0 MiB in \d+ arrays:[\s\S]*1 x tpu:0 float32\[64\]"
+    with pytest.raises(torch.OutOfMemoryError, match=rf"\[aten\.mul\.\w+\] [\s\S]*{table}[\s\S]*Fix: [\s\S]*TPU-E304"):
         a * 15
     assert ooms() == before + 1
     assert torch.tpu.memory_allocated() == held
@@ -264,9 +265,22 @@ def out_of_memory_of_a_launch_raises_at_the_call() -> None:
 
 
 @case
+def out_of_memory_waits_for_what_runs_and_tries_again() -> None:
+    a = ones(64)
+    (a * 15.5).cpu()
+    before = ooms()
+    stub.stub_fail_execute(1, RESOURCE_EXHAUSTED)
+    assert (a * 15.5).sum().item() == 15.5 * 64
+    stub.stub_fail_host_buffer(1, RESOURCE_EXHAUSTED)
+    assert ones(64).sum().item() == 64
+    assert ooms() == before
+    torch.tpu.synchronize()
+
+
+@case
 def out_of_memory_of_a_transfer_raises_at_the_call() -> None:
     before, held = ooms(), torch.tpu.memory_allocated()
-    stub.stub_fail_host_buffer(1, RESOURCE_EXHAUSTED)
+    stub.stub_fail_host_buffers(1, RESOURCE_EXHAUSTED, 2)
     with pytest.raises(torch.OutOfMemoryError, match=r"256 bytes[\s\S]*TPU-E304"):
         ones(64)
     assert ooms() == before + 1
@@ -278,7 +292,7 @@ def out_of_memory_of_a_transfer_raises_at_the_call() -> None:
 def out_of_memory_of_operands_leaves_the_target_as_it_was() -> None:
     a = ones(3)
     a.mul_(1.5)
-    stub.stub_fail_host_buffer(1, RESOURCE_EXHAUSTED)
+    stub.stub_fail_host_buffers(1, RESOURCE_EXHAUSTED, 2)
     with pytest.raises(torch.OutOfMemoryError):
         a.mul_(16.25)  # the operand is new, so it has to be transferred
     assert a.tolist() == [1.5, 1.5, 1.5]
@@ -301,7 +315,7 @@ def nothing_is_lost_after_many_failures() -> None:
     torch.tpu.synchronize()
     held = torch.tpu.memory_allocated()
     for code in (INTERNAL, RESOURCE_EXHAUSTED) * 50:
-        stub.stub_fail_execute(1, code)
+        stub.stub_fail_executes(1, code, 2 if code == RESOURCE_EXHAUSTED else 1)
         try:
             (a * 18).cpu()
         except RuntimeError:

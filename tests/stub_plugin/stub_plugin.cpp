@@ -80,17 +80,20 @@ PJRT_Error* error_code(PJRT_Error_GetCode_Args* args) {
 // ---- what is to go wrong
 
 struct Countdown {
-  int left = 0, code = 0;
+  int left = 0, times = 0, code = 0;
 
-  // The code of the failure if this is the call that fails, else 0.
+  // The code of the failure if this is a call that fails, else 0.
   int hit() {
     const std::lock_guard lock(g_mutex);
-    return left > 0 && --left == 0 ? code : 0;
+    if (left > 0) --left;
+    return left == 0 && times > 0 ? (--times, code) : 0;
   }
-  void set(int n, int c) {
+  // The n-th call from now and those behind it, `t` in all, are to fail.
+  void set(int n, int c, int t = 1) {
     const std::lock_guard lock(g_mutex);
     left = n;
     code = c;
+    times = t;
   }
 };
 Countdown g_fail_compile, g_fail_execute, g_fail_event, g_fail_host_buffer, g_fail_deserialize;
@@ -314,9 +317,11 @@ EXPORT void stub_fail_compile(int n, int code) { g_fail_compile.set(n, code); }
 EXPORT void stub_fail_deserialize(int n, int code) { g_fail_deserialize.set(n, code); }
 // The launch itself fails; nothing runs.
 EXPORT void stub_fail_execute(int n, int code) { g_fail_execute.set(n, code); }
+EXPORT void stub_fail_executes(int n, int code, int times) { g_fail_execute.set(n, code, times); }
 // The program runs, then its completion event and its results carry the error.
 EXPORT void stub_fail_event(int n, int code) { g_fail_event.set(n, code); }
 EXPORT void stub_fail_host_buffer(int n, int code) { g_fail_host_buffer.set(n, code); }
+EXPORT void stub_fail_host_buffers(int n, int code, int times) { g_fail_host_buffer.set(n, code, times); }
 
 EXPORT void stub_hold() {
   const std::lock_guard lock(g_mutex);

@@ -6,11 +6,18 @@ from typing import Any
 
 import torch
 
+from torch_tpu import _C
+
 Device = torch.device | str | int | None
 
 
 def _device(device: Device) -> Any:
     return torch.device("tpu", device) if isinstance(device, int) else None if device is None else torch.device(device)
+
+
+def _index(device: Device) -> int:
+    index = None if device is None else _device(device).index
+    return int(torch.accelerator.current_device_index()) if index is None else int(index)
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
@@ -52,6 +59,31 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Free and total bytes; of the host where the plugin cannot tell."""
     free, total = torch.accelerator.get_memory_info(_device(device))
     return int(free), int(total)
+
+
+def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
+    """What each live storage holds, on one device or (None) on all.
+
+    Returns:
+        A dict for each storage of at least a byte: ``device`` (index), ``address`` (of the storage, synthetic),
+        ``storage_bytes`` (its room), and ``state``: ``"allocated"``, ``"recorded"`` (fused mode: no memory yet),
+        ``"failed"`` or ``"unwritten"``. Unless that is ``"unwritten"``, also what the device holds for it: ``array``
+        (an identity: storages may share one), ``bytes``, ``dtype``, ``shape``, and ``op``, the name of the op that
+        made it, or None for a transfer.
+    """
+    entries = _C.memory_snapshot()
+    return entries if device is None else [e for e in entries if e["device"] == _index(device)]
+
+
+def memory_summary(device: Device = None) -> str:
+    """Statistics of one device, and a table of the arrays that tensors of all devices hold, for people."""
+    stats = memory_stats(device)
+    mib = {
+        name: stats[f"allocated_bytes.all.{key}"] / 2**20
+        for name, key in (("now", "current"), ("peak", "peak"), ("made", "allocated"), ("freed", "freed"))
+    }
+    head = ", ".join(f"{name} {value:.1f} MiB" for name, value in mib.items())
+    return f"tpu:{_index(device)}: {head}; out of memory {stats['num_ooms']} times\n{_C.memory_table()}"
 
 
 def empty_cache() -> None:

@@ -26,6 +26,7 @@ class EagerMode(enum.Enum):
     DEFER_NEVER = STRICT
     DEFER_NEVER_AND_LAUNCH_BLOCKING = DEBUG
     DEFER_AND_FUSE = FUSED
+    INTERNAL_DEFER_ALL = DEFER_AND_FUSE
 
 
 def current() -> EagerMode:
@@ -61,6 +62,11 @@ def set_eager_mode(mode: EagerMode) -> Iterator[None]:
         _C.set_thread_mode(before)
 
 
+def flush() -> None:
+    """Start what fused mode has recorded, on all devices; does not wait for it."""
+    _C.flush_step()
+
+
 def deferred_stats() -> dict[str, Any]:
     """What fused mode did in this process.
 
@@ -74,4 +80,4 @@ def deferred_stats() -> dict[str, Any]:
 
 @functools.cache
 def _flush_after_steps() -> None:
-    register_optimizer_step_post_hook(lambda *_: _C.flush_step())
+    register_optimizer_step_post_hook(lambda *_: flush())
