@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
 from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
-from torch_tpu.lowering import decompose, views
+from torch_tpu.lowering import argument_checks, decompose, views
 from torch_tpu.lowering.driver import lower_graph, lower_node
 from torch_tpu.lowering.registry import RULES, Dynamic, RuleEntry
 from torch_tpu.lowering.siblings import Form, form_of, overload
@@ -125,6 +125,7 @@ def lower(call: Any) -> Plan:
     op = overload(call.name)
     form = form_of(op)
     assert form is not None, f"{op} was described as a program but has no functional form"
+    argument_checks.check(op, call.meta_args)
     name = stored.plan_name(call, RULES.get(form.functional))
     plan = stored.find_plan(name)
     if plan is None:
