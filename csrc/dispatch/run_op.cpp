@@ -70,8 +70,8 @@ const std::unordered_set<std::string>& hand_written() {
 
 // Families of other backends and layouts.
 bool is_foreign(const std::string& name) {
-  static const char* const parts[] = {"mkldnn", "cudnn",     "miopen",    "sparse",    "_nested", "fbgemm",
-                                      "_test_", "quantized", "_coalesce", "to_padded", "_cuda",   "_mps"};
+  static const char* const parts[] = {"mkldnn", "cudnn",     "miopen",    "sparse",      "_nested", "fbgemm",
+                                      "_test_", "quantized", "_coalesce", "::to_padded", "_cuda",   "_mps"};
   for (const char* part : parts) {
     if (name.find(part) != std::string::npos) return true;
   }

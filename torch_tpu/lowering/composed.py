@@ -238,12 +238,44 @@ def _histogramdd_bins(
     return _counted(_columns(self), bins, weight, density)
 
 
+# ---- jagged tensors: a batch of sequences behind each other, their ends in `offsets`
+
+
+def _one_level(offsets: Sequence[Tensor]) -> Tensor:
+    if len(offsets) != 1:
+        raise NotImplementedError(f"jagged tensors of {len(offsets)} levels; only one is supported on tpu")
+    return offsets[0]
+
+
+def _jagged_to_padded(
+    values: Tensor, offsets: Sequence[Tensor], max_lengths: Sequence[int], padding_value: float = 0.0
+) -> Tensor:
+    ends = _one_level(offsets)
+    start, end = ends[:-1].unsqueeze(1), ends[1:].unsqueeze(1)
+    source = start + torch.arange(max_lengths[0], device=values.device, dtype=ends.dtype)
+    inside = (source < end).reshape(*source.shape, *(1 for _ in values.shape[1:]))
+    if not values.shape[0]:
+        return values.new_full((*source.shape, *values.shape[1:]), padding_value)
+    return values[source.clamp(max=values.shape[0] - 1)].masked_fill(~inside, padding_value)
+
+
+def _padded_to_jagged(dense: Tensor, offsets: Sequence[Tensor], total_L: int | None = None) -> Tensor:
+    ends = _one_level(offsets)
+    total = dense.shape[0] * dense.shape[1] if total_L is None else total_L
+    place = torch.arange(total, device=dense.device, dtype=ends.dtype)
+    row = torch.searchsorted(ends[1:].contiguous(), place, right=True).clamp(max=dense.shape[0] - 1)
+    column = (place - ends[row]).clamp(max=dense.shape[1] - 1)  # longer sequences were cut
+    return dense[row, column]
+
+
 COMPOSED: dict[OpOverload, Callable[..., Any]] = {
     aten.isin.Tensor_Tensor: _isin,
     aten.isin.Tensor_Scalar: _isin_scalar,
     aten.isin.Scalar_Tensor: _scalar_isin,
     aten.segment_reduce.default: _segment_reduce,
     aten._segment_reduce_backward.default: _segment_reduce_backward,
+    aten._jagged_to_padded_dense_forward.default: _jagged_to_padded,
+    aten._padded_dense_to_jagged_forward.default: _padded_to_jagged,
     aten.histogram.bin_ct: _histogram,
     aten.histogram.bins_tensor: _histogram_bins,
     aten._histogramdd_bin_edges.default: _histogramdd_edges,
