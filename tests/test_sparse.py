@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
@@ -131,13 +131,13 @@ def jagged(device, *, grad=False):
     "run",
     [
         lambda x: (x * 2 + x).values(),
-        lambda x: F.linear(x, torch.ones(4, 8, device=x.device)).values(),
-        lambda x: F.layer_norm(x, (8,)).values(),
-        lambda x: F.softmax(x, -1).values(),
+        lambda x: functional.linear(x, torch.ones(4, 8, device=x.device)).values(),
+        lambda x: functional.layer_norm(x, (8,)).values(),
+        lambda x: functional.softmax(x, -1).values(),
         lambda x: x.to_padded_tensor(-1.0),
         lambda x: x.sum(-1).values(),
         lambda x: torch.stack([part.sum() for part in x.unbind()]),
-        lambda x: F.gelu(x).mean(-1).values(),
+        lambda x: functional.gelu(x).mean(-1).values(),
     ],
 )
 def test_jagged(run):
@@ -148,7 +148,7 @@ def test_jagged_gradients():
     grads = []
     for device in ("cpu", "tpu"):
         x = jagged(device, grad=True)
-        F.gelu(F.layer_norm(x, (8,))).to_padded_tensor(0.0).square().sum().backward()
+        functional.gelu(functional.layer_norm(x, (8,))).to_padded_tensor(0.0).square().sum().backward()
         grads.append(x.grad.values().cpu())
     torch.testing.assert_close(grads[1], grads[0])
 
@@ -160,7 +160,7 @@ def test_grouped_mm_with_gradients(dtype):
     ends = torch.tensor([2, 2, 6], dtype=torch.int32)  # the second group is empty
     groups = [(0, 2), (2, 2), (2, 6)]
     x, w = (t.to(dtype).to("tpu").requires_grad_() for t in (a, b))
-    out = F.grouped_mm(x, w, offs=ends.to("tpu"))
+    out = functional.grouped_mm(x, w, offs=ends.to("tpu"))
     out.square().sum().backward()
     x64, w64 = (t.to(dtype).double().requires_grad_() for t in (a, b))
     want = torch.cat([x64[i:j] @ w64[n] for n, (i, j) in enumerate(groups)])
