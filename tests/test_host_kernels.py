@@ -19,11 +19,11 @@ aten = torch.ops.aten
 CALL = "torch_tpu_product"
 
 
-def text_of(op, shapes, dtype=torch.float32, out=None, **state: bool) -> str:
-    """StableHLO of ``op`` on tensors of ``shapes``."""
+def text_of(op, shapes, dtype=torch.float32, rest=(), **state: bool) -> str:
+    """StableHLO of ``op`` on tensors of ``shapes`` and the ``rest`` of its arguments."""
     b = Builder()
-    args = [b.arg(TensorType(s, dtype)) for s in shapes]
-    result = op(*(torch.empty(s, dtype=dtype, device="meta") for s in shapes))
+    args = [*(b.arg(TensorType(s, dtype)) for s in shapes), *rest]
+    result = op(*(torch.empty(s, dtype=dtype, device="meta") for s in shapes), *rest)
     outs = lower_node(b, op, [TensorType.of(result)], args, {}, state=GlobalState(**state))
     return b.module("product", [o for o in outs if o is not None])
 
@@ -110,3 +110,37 @@ def test_the_setting_turns_them_off(run_program, tmp_path):
         out = run_program(program, TORCH_TPU_HOST_KERNELS=value, TORCH_TPU_DUMP_DIR=str(folder), TORCH_TPU_CACHE="0")
         assert out.strip() == "300.0"
         assert (CALL in "".join(p.read_text() for p in folder.glob("*.mlir"))) == (value == "1")
+
+
+DEPTHWISE = [  # weight, input, stride, padding, dilation
+    ((4, 1, 3), (2, 4, 9), [1], [1], [1]),
+    ((4, 1, 3, 2), (2, 4, 9, 7), [1, 1], [1, 0], [1, 1]),
+    ((8, 1, 3, 3), (2, 4, 9, 7), [2, 1], [1, 1], [1, 2]),
+    ((4, 1, 2, 2), (1, 4, 6, 6), [3, 2], [0, 1], [2, 1]),
+    ((6, 1, 2, 3, 1), (2, 3, 4, 5, 3), [1, 2, 1], [0, 1, 0], [1, 1, 1]),
+]
+
+
+@pytest.mark.parametrize(("weight", "shape", "stride", "padding", "dilation"), DEPTHWISE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_depthwise_convolutions_and_their_gradients(weight, shape, stride, padding, dilation, dtype):
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(s, generator=g).to(dtype) for s in (shape, weight))
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        n = len(stride)
+        y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, [0] * n, shape[1])
+        return y, *torch.autograd.grad(y.square().sum(), (x, w))
+
+    got, want = run(x.to("tpu"), w.to("tpu")), run(x.double(), w.double())
+    # Results and gradients are sums of some tens of products, rounded to dtype; y is rounded before its gradient.
+    eps = torch.finfo(dtype).eps
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.cpu().double(), b, rtol=16 * eps, atol=64 * eps * max(b.abs().max().item(), 1))
+
+
+def test_depthwise_convolutions_are_sums_of_slices_here():
+    shapes, rest = ((2, 4, 9, 7), (4, 1, 3, 3)), (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 4)
+    texts = [text_of(aten.convolution.default, shapes, rest=rest, host_kernels=here) for here in (True, False)]
+    assert ["stablehlo.convolution" in text for text in texts] == [False, True]

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # lowering: planned at 8000; special functions, pooling, interpolation and random numbers written as rules took more; so
-# did CTC and the ops that PyTorch has no decomposition for.
-TOTAL_LIMITS = {"csrc": 8000, "torch_tpu/lowering": 14500}
+# did CTC, the ops that PyTorch has no decomposition for, and the checks of arguments that its meta kernels leave out.
+TOTAL_LIMITS = {"csrc": 8000, "torch_tpu/lowering": 14800}
 FILE_LIMITS = {".py": 800, ".cpp": 500, ".h": 500}
 FUNCTION_LIMIT = 60  # lines of a Python function; tests and tables of cases may be longer
 

@@ -7,13 +7,16 @@ plugin has no fast path for the latter and TPU's folds the op into the convoluti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from torch_tpu.ir.builder import Value
 from torch_tpu.ir.types import compute_dtype
+from torch_tpu.lowering.reduce import reduce_sum
 from torch_tpu.lowering.registry import LowerContext, lowers
 
 aten = torch.ops.aten
@@ -69,6 +72,8 @@ def _convolution(
         extent = (x.shape[i + 2] - 1) * lhs_dilation[i] + 1
         need = (spatial[i] - 1) * stride[i] + (w.shape[i + 2] - 1) * rhs_dilation[i] + 1
         padding.append((low[i], need - extent - low[i]))
+    if cx.state.host_kernels and _is_depthwise(x, w, letters, feature_groups) and set(lhs_dilation) == {1}:
+        return _tap_by_tap(cx, x, w, out_shape, (stride, padding, rhs_dilation))
     return cx.b.convolution(
         x,
         w,
@@ -83,6 +88,71 @@ def _convolution(
         precision=cx.precision_of(x.dtype),
         out_dtype=wide,
     )
+
+
+_MAX_TAPS = 49
+
+
+def _is_depthwise(x: Value, w: Value, letters: tuple[str, str, str], groups: int) -> bool:
+    """Whether each channel is convolved for itself, with a kernel of few elements."""
+    plain = letters == ("bf", "oi", "bf")
+    return plain and 1 < groups == x.shape[1] and math.prod(w.shape[2:]) <= _MAX_TAPS
+
+
+def _parts(
+    cx: LowerContext,
+    x: Value,
+    each: tuple[int, ...],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Iterator[tuple[tuple[int, ...], Value]]:
+    """Each element of the kernel, and what of the padded ``x`` it meets, broadcast to ``each``."""
+    b, wide, spatial = cx.b, compute_dtype(x.dtype), each[3:]
+    for tap in itertools.product(*(range(k) for k in kernel)):
+        start = [t * d for t, d in zip(tap, dilation, strict=True)]
+        limit = [lo + (size - 1) * st + 1 for lo, size, st in zip(start, spatial, stride, strict=True)]
+        part = b.slice(x, [0, 0, *start], [*each[:2], *limit], [1, 1, *stride])
+        yield tap, b.broadcast_in_dim(b.convert(part, wide), each, [0, 1, *range(3, len(each))])
+
+
+def _tap_by_tap(
+    cx: LowerContext,
+    x: Value,
+    w: Value,
+    out_shape: Sequence[int],
+    window: tuple[Sequence[int], list[tuple[int, int]], Sequence[int]],
+) -> Value:
+    """A depthwise convolution as a sum of products of slices: the CPU plugin's own takes 20 times as long."""
+    b, (stride, padding, dilation) = cx.b, window
+    batch, channels, *spatial = out_shape
+    low, high = ([0, 0, *(p[i] for p in padding)] for i in (0, 1))
+    x = b.pad(x, b.constant(0, x.dtype), low, high)
+    each = (batch, x.shape[1], channels // x.shape[1], *spatial)  # one channel can have several kernels
+    kernels = b.convert(b.reshape(w, (*each[1:3], *w.shape[2:])), compute_dtype(x.dtype))
+    total = b.constant(0, kernels.dtype, each)
+    for tap, part in _parts(cx, x, each, w.shape[2:], stride, dilation):
+        factor = b.slice(kernels, [0, 0, *tap], [*each[1:3], *(t + 1 for t in tap)])
+        factor = b.broadcast_in_dim(b.reshape(factor, each[1:3]), each, [1, 2])
+        total = b.add(total, b.mul(part, factor))
+    return b.reshape(total, tuple(out_shape))
+
+
+def _tap_gradients(cx: LowerContext, x: Value, y: Value, win: Window, shape: Sequence[int]) -> Value:
+    """The gradient of a depthwise weight, one sum for each element of the kernel."""
+    b, wide = cx.b, compute_dtype(x.dtype)
+    batch, channels, *spatial = y.shape
+    each = (batch, x.shape[1], channels // x.shape[1], *spatial)
+    windows = zip(x.shape[2:], spatial, shape[2:], win.padding, win.stride, win.dilation, strict=True)
+    high = [max((out - 1) * st + (k - 1) * d + 1 - p - n, 0) for n, out, k, p, st, d in windows]
+    x = b.pad(x, b.constant(0, x.dtype), [0, 0, *win.padding], [0, 0, *high])
+    grads = b.reshape(b.convert(y, wide), each)
+    dims = [0, *range(3, len(each))]
+    sums = [
+        b.reshape(reduce_sum(cx, b.mul(part, grads), dims), (channels, 1))
+        for _, part in _parts(cx, x, each, shape[2:], win.stride, win.dilation)
+    ]
+    return b.reshape(b.concatenate(sums, 1), tuple(shape))
 
 
 def direct(cx: LowerContext, x: Value, w: Value, win: Window, spatial: Sequence[int]) -> Value:
@@ -138,6 +208,9 @@ def weight_gradient(cx: LowerContext, x: Value, y: Value, win: Window, shape: Se
     """
     b, groups, channels = cx.b, win.groups, x.shape[1]
     depthwise = groups == channels
+    few = depthwise and groups > 1 and math.prod(shape[2:]) <= _MAX_TAPS
+    if cx.state.host_kernels and few and y.type.numel and max(win.stride) > 1:  # a kernel with holes: 80 times as long
+        return _tap_gradients(cx, x, y, win, shape)
     if groups > 1 and not depthwise and x.type.numel:
         batch, *sizes = x.shape[0], *x.shape[2:]
         split = b.reshape(x, (batch, groups, channels // groups, *sizes))

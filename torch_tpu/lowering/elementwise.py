@@ -40,7 +40,6 @@ ROUNDING = {
 }
 
 BINARY = {
-    aten.atan2.default: "atan2",
     aten.bitwise_and.Tensor: "and",
     aten.bitwise_and.Scalar: "and",
     aten.bitwise_or.Tensor: "or",
@@ -372,6 +371,11 @@ def sgn(cx: LowerContext, self: Value) -> Value:
     x = expr(cx, self)
     size = x.abs()
     return cx.result(where(size.eq(0), 0, complex_of(x.real() / size, x.imag() / size)).v)
+
+
+@lowers(aten.atan2.default)
+def atan2(cx: LowerContext, self: Value, other: Value) -> Value:
+    return cx.result(expr(cx, self).atan2(expr(cx, other)).v)
 
 
 @lowers(aten.signbit.default)

@@ -135,7 +135,10 @@ class Expr:
         return where(other.is_nan(), other, best) if self.dtype.is_floating_point else best
 
     def atan2(self, other: Expr | Number) -> Expr:
-        return self._binary("atan2", other)
+        """The angle of the point (``other``, this), in [-pi, pi]; NaN where either is NaN."""
+        y, x = (Expr(self.b, v) for v in self._pair(other))
+        # The CPU plugin's own calls libm for each element: 17 times as long as ATen.
+        return _atan2_of_float32(y, x) if y.dtype == torch.float32 else y._binary("atan2", x)
 
     def pow(self, other: Expr | Number) -> Expr:
         return self._binary("power", other)
@@ -244,3 +247,24 @@ def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
     for c in coefficients[1:]:
         total = total * x + c
     return total
+
+
+# atan(t) = t + t^3 p(t^2) on [0, 1], highest power first: a Chebyshev fit of atan(t) / t in t^2, relative error 4e-10.
+_ATAN = (
+    0.0010844927746802568, -0.007166164927184582, 0.02220345474779606, -0.04427366703748703, 0.0671011433005333,
+    -0.08796117454767227, 0.11053784936666489, -0.14279048144817352, 0.1999959647655487, -0.33333322405815125,
+)  # fmt: skip
+_PI, _PI_LOW = 3.1415927410125732, -8.742277657347586e-08  # pi as the sum of two float32
+
+
+def _atan2_of_float32(y: Expr, x: Expr) -> Expr:
+    """Within 2 units in the last place; zeros, infinities and their signs as IEEE 754 has them."""
+    up, along = y.abs(), x.abs()
+    large, small = up.max(along), up.min(along)
+    ratio = where(large.eq(small), where(large.eq(0), large, 1.0), small / large)
+    square = ratio * ratio
+    angle = ratio + ratio * (square * polynomial(square, _ATAN))
+    angle = where(up > along, (_PI / 2 - angle) + _PI_LOW / 2, angle)
+    angle = where(x.sign_bit(), (_PI - angle) + _PI_LOW, angle)
+    angle = where(y.sign_bit(), -angle, angle)
+    return where(y.is_nan(), y, where(x.is_nan(), x, angle))
