@@ -98,7 +98,7 @@ def plan_name(call: Any, entry: RuleEntry | None, graph: str = "") -> str:
         text = _stable((call.name, call.state & ~DEFERRED, call.args, call.tensors, call.slots, call.operands))
     except TypeError:
         return ""
-    return disk_cache.digest(text, graph, sources, disk_cache.build_fingerprint()) + ".plan"
+    return disk_cache.digest(text, graph, sources, extension.BUILD, disk_cache.build_fingerprint()) + ".plan"
 
 
 # ---- plans as JSON
@@ -143,6 +143,21 @@ def find_plan(name: str) -> Plan | None:
     """The plan that was kept under ``name``, if any."""
     data = disk_cache.load(name) if name else None
     return None if data is None else _decode(data)
+
+
+def describe_plan(name: str) -> dict[str, Any] | None:
+    """What is kept under ``name``, for people: rung, types, results. None if it cannot be read."""
+    data = disk_cache.peek(name)
+    if data is None:
+        return None
+    plan = _decode(data)
+    module = re.match(r"module @(\w+)", plan.stablehlo)
+    return {
+        "rung": plan.rung,
+        "program": module[1] if module else "",
+        "types": _signature(plan.stablehlo) if plan.stablehlo else "",
+        "stablehlo": plan.stablehlo,
+    }
 
 
 def keep_plan(name: str, plan: Plan) -> None:

@@ -113,7 +113,7 @@ def load(name: str) -> bytes | None:
     return payload
 
 
-def _read(name: str) -> bytes | None:
+def _read(name: str, *, touch: bool = True) -> bytes | None:
     try:
         with open(_path(name), "rb") as f:
             owner = os.fstat(f.fileno()).st_uid
@@ -127,7 +127,8 @@ def _read(name: str) -> bytes | None:
     if not data.startswith(_MAGIC) or data[len(_MAGIC) : start] != _checksum(name, payload):
         return None
     with contextlib.suppress(OSError):  # evicted meanwhile, or not ours to touch
-        os.utime(_path(name))
+        if touch:
+            os.utime(_path(name))
     return payload
 
 
@@ -206,3 +207,41 @@ def evict() -> None:
         if _remove(path):
             counts.evictions += 1
             total -= size
+
+
+# ---- for people
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of the cache. ``kind`` is ``plan`` or ``exe``; ``used`` is the time of the last use, as `time.time`."""
+
+    name: str
+    kind: str
+    bytes: int
+    used: float
+
+
+def entries() -> list[Entry]:
+    """All entries, the last used first."""
+    found = [
+        Entry(base, base.rpartition(".")[2], status.st_size, status.st_mtime)
+        for path, status in _files()
+        if not (base := os.path.basename(path)).startswith(_TEMPORARY)
+    ]
+    return sorted(found, key=lambda e: e.used, reverse=True)
+
+
+def damaged() -> list[str]:
+    """Names of the entries that would not be used: damaged ones, and those of another user. Reads every file."""
+    return [e.name for e in entries() if _read(e.name, touch=False) is None]
+
+
+def peek(name: str) -> bytes | None:
+    """As `load`, but it is no use of the entry: nothing is counted, and its place among the others stays."""
+    return _read(name, touch=False)
+
+
+def remove(name: str) -> bool:
+    """Remove the entry ``name``. False: it is not there, or not ours."""
+    return _remove(str(_path(name)))
