@@ -128,11 +128,12 @@ def test_what_explain_cannot_do(args, text):
 
 def test_run(tmp_path, run_program):
     script = tmp_path / "script.py"
-    lines = ["import sys, torch", "torch.ones(1, device='tpu')", "print(torch.tpu.eager_mode.name, sys.argv[1:], __name__)"]
+    lines = [
+        "import sys, torch",
+        "torch.ones(1, device='tpu')",
+        "print(torch.tpu.eager_mode.name, sys.argv[1:], __name__)",
+    ]
     script.write_text("\n".join(lines), encoding="utf-8")
-        "import sys, torch\ntorch.ones(1, device='tpu')\nprint(torch.tpu.eager_mode.name, sys.argv[1:], __name__)\n",
-        encoding="utf-8",
-    )
     program = f"""
 import sys
 from torch_tpu.cli import main

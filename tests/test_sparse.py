@@ -68,6 +68,8 @@ def test_from_dense(dims):
         lambda s, d: s @ d.t(),
         lambda s, d: torch.addmm(torch.ones(4, 4, device=d.device), s, d.t(), beta=0.5, alpha=2),
         lambda s, d: torch.sparse.sum(s),
+        lambda s, d: s.sum(),
+        lambda s, d: s.sum(1).to_dense(),
         lambda s, d: s.t().to_dense(),
         lambda s, d: d.sparse_mask(s.coalesce()),
         lambda s, d: s.clone().zero_().to_dense(),
@@ -98,6 +100,16 @@ def test_what_cannot_be_done_says_so(run, text):
 def test_printing_reads_indices_and_values():
     assert "values=tensor([1., 2., 3., 4., 5.])" in repr(coo().to("tpu")).replace("\n", "")
     assert "device='tpu:0', size=(4, 5), nnz=5" in repr(coo().to("tpu"))
+
+
+def test_gradients_through_sparse_tensors():
+    grads = []
+    for device in ("cpu", "tpu"):
+        x = torch.tensor([[0.0, 1, 0], [2, 0, 3]], device=device, requires_grad=True)
+        y = torch.arange(6.0, device=device).reshape(3, 2).requires_grad_()
+        (torch.sparse.mm(x.to_sparse(), y).square().sum() + x.to_sparse().sum()).backward()
+        grads.append([g.to_dense().cpu() if g.is_sparse else g.cpu() for g in (x.grad, y.grad)])
+    torch.testing.assert_close(grads[1], grads[0])
 
 
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 0.1), lambda p: torch.optim.SparseAdam(p, 0.1)])

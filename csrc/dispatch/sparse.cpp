@@ -24,6 +24,7 @@
 #include <ATen/ops/sparse_resize_and_clear_native.h>
 #include <ATen/ops/sparse_resize_native.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/sum_native.h>
 #include <ATen/ops/values_native.h>
 #include <ATen/ops/zero_native.h>
 #include <ATen/ops/zeros.h>
@@ -187,6 +188,8 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   m.impl("copy_", at::native::copy_sparse_wrapper_);
   m.impl("clone", at::native::clone_sparse);
   m.impl("zero_", at::native::zero_sparse_);
+  m.impl("sum", at::native::sum_coo);
+  m.impl("sum.dim_IntList", at::native::sum_sparse_coo);
   m.impl("_coalesce", coalesce);
   m.impl("_to_dense", to_dense);
   m.impl("add.Tensor", add_coo);
