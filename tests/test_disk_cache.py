@@ -203,6 +203,19 @@ def test_what_a_killed_writer_left_is_ignored_and_removed(folder):
     assert disk_cache.load("ab12.exe") == b"payload"
 
 
+def test_files_of_others_are_neither_counted_nor_removed(folder):
+    folder.mkdir()
+    foreign = [folder / "letter.txt", folder / "model.exe", folder / ".newsrc"]
+    for path in foreign:
+        path.write_bytes(bytes(1000))
+        os.utime(path, (1000, 1000))
+    disk_cache.store("ab12.exe", b"payload")
+    with config.CACHE_BYTES.override(100):
+        disk_cache.evict()
+    assert all(path.exists() for path in foreign)
+    assert disk_cache.load("ab12.exe") == b"payload"
+
+
 def test_an_interrupted_write_leaves_nothing(folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -317,12 +330,30 @@ def test_a_rule_from_outside_counts_with_its_source(folder, tmp_path):
     assert stored.plan_name(a_call(), dataclasses.replace(ADD, where="<stdin>:1")) == ""
 
 
+def test_the_fingerprint_follows_the_build_of_the_extension(tmp_path, monkeypatch):
+    fingerprint = disk_cache.build_fingerprint.__wrapped__
+    file = tmp_path / "_C.so"
+    monkeypatch.setattr(disk_cache._C, "__file__", str(file))
+
+    def built(content: bytes) -> str:
+        file.write_bytes(content)
+        os.utime(file, (1000, 1000))
+        return fingerprint()
+
+    assert built(b"one") == built(b"one") != built(b"two")
+    os.utime(file, ns=(extension.LOADED_NS,) * 2)  # replaced since it was loaded
+    assert fingerprint() != fingerprint()
+    file.unlink()
+    assert fingerprint() != fingerprint()
+
+
 @pytest.mark.parametrize("setting", [config.XLA_FLAGS, config.LIBTPU_INIT_ARGS])
 def test_the_fingerprint_follows_the_compilers_variables(setting):
     fingerprint = disk_cache.build_fingerprint.__wrapped__
+    before = fingerprint()
     with setting.override("--some_option=1"):
-        assert fingerprint() != disk_cache.build_fingerprint()
-    assert fingerprint() == disk_cache.build_fingerprint()
+        assert fingerprint() != before
+    assert fingerprint() == before
 
 
 @pytest.mark.parametrize(
@@ -337,7 +368,7 @@ def test_the_fingerprint_follows_the_compilers_variables(setting):
 )
 def test_the_fingerprint_follows_the_plugin(monkeypatch, key, value):
     info = extension.device_info(0) | {key: value}
-    monkeypatch.setattr(disk_cache, "_C", SimpleNamespace(device_info=lambda _: info, device_count=lambda: 1))
+    monkeypatch.setattr(disk_cache._C, "device_info", lambda _: info)
     assert disk_cache.build_fingerprint.__wrapped__() != disk_cache.build_fingerprint()
 
 

@@ -98,7 +98,7 @@ def plan_name(call: Any, entry: RuleEntry | None, graph: str = "") -> str:
         text = _stable((call.name, call.state & ~DEFERRED, call.args, call.tensors, call.slots, call.operands))
     except TypeError:
         return ""
-    return disk_cache.digest(text, graph, sources, extension.BUILD, disk_cache.build_fingerprint()) + ".plan"
+    return disk_cache.digest(text, graph, sources, disk_cache.build_fingerprint()) + ".plan"
 
 
 # ---- plans as JSON

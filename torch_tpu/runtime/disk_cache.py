@@ -16,6 +16,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,9 +26,11 @@ from pathlib import Path
 import torch
 
 from torch_tpu import _C, config
+from torch_tpu.runtime import extension
 
 _MAGIC = b"tputorch1\n"
 _TEMPORARY = ".new-"
+_NAME = re.compile(r"\w+\.(plan|exe)")
 _STALE_S = 3600  # a temporary file older than this was left by a killed writer
 _CHECK_EVERY = 64  # stores between two looks at the size of the folder
 
@@ -72,12 +75,20 @@ def _cpu_features() -> str:
         return ""
 
 
-@functools.cache
-def build_fingerprint() -> str:
-    """Digest of what decides a compilation besides the program: plugin, devices, CPU, options, variables, torch.
+def _extension_digest() -> str:
+    """Digest of the extension module's file; one that no other process has if the file may not be what was loaded."""
+    path = Path(_C.__file__)
+    try:
+        data = path.read_bytes()
+        if path.stat().st_mtime_ns < extension.LOADED_NS:
+            return digest(data)
+    except OSError:  # removed since: a build is under way
+        pass
+    return os.urandom(16).hex()
 
-    Creates the client if there is none. Computed once.
-    """
+
+def fingerprint_parts() -> dict[str, str]:
+    """What decides a compilation besides the program, by name. Creates the client if there is none."""
     info = _C.device_info(0)
     try:
         plugin = os.stat(info["plugin"])
@@ -85,14 +96,21 @@ def build_fingerprint() -> str:
     except OSError:
         file = (0, 0)
     devices = (info["platform"], info["platform_version"], info["kind"], _C.device_count())
-    return digest(
-        repr((info["plugin"], file, devices, info["api_version"])),
-        info["compile_options"],
-        _cpu_features(),
-        config.XLA_FLAGS.value,
-        config.LIBTPU_INIT_ARGS.value,
-        f"{torch.__version__} {torch.version.git_version}",
-    )
+    return {
+        "plugin": repr((info["plugin"], file, devices, info["api_version"])),
+        "compile options": info["compile_options"].hex(),
+        "CPU features": _cpu_features(),
+        config.XLA_FLAGS.name: config.XLA_FLAGS.value,
+        config.LIBTPU_INIT_ARGS.name: config.LIBTPU_INIT_ARGS.value,
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "torch_tpu._C": _extension_digest(),
+    }
+
+
+@functools.cache
+def build_fingerprint() -> str:
+    """Digest of `fingerprint_parts`. Computed once."""
+    return digest(*(text for part in fingerprint_parts().items() for text in part))
 
 
 def _path(name: str) -> Path:
@@ -122,14 +140,21 @@ def _read(name: str, *, touch: bool = True) -> bytes | None:
             data = f.read()
     except OSError:
         return None
-    start = len(_MAGIC) + 32
-    payload = data[start:]
-    if not data.startswith(_MAGIC) or data[len(_MAGIC) : start] != _checksum(name, payload):
+    payload = _payload(name, data)
+    if payload is None:
         return None
     with contextlib.suppress(OSError):  # evicted meanwhile, or not ours to touch
         if touch:
             os.utime(_path(name))
     return payload
+
+
+def _payload(name: str, data: bytes) -> bytes | None:
+    """What the file of entry ``name`` holds, or None if it is not whole."""
+    start = len(_MAGIC) + 32
+    payload = data[start:]
+    whole = data.startswith(_MAGIC) and data[len(_MAGIC) : start] == _checksum(name, payload)
+    return payload if whole else None
 
 
 def store(name: str, payload: bytes) -> None:
@@ -176,8 +201,12 @@ def _remove(path: str) -> bool:
 
 
 def _files() -> Iterator[tuple[str, os.stat_result]]:
+    """Entries and temporary files. Whatever else lies in the folder is not ours to count or remove."""
     for folder, _, names in os.walk(config.CACHE_DIR.value):
         for name in names:
+            entry = _NAME.fullmatch(name) and os.path.basename(folder) == name[:2]
+            if not entry and not name.startswith(_TEMPORARY):
+                continue
             path = os.path.join(folder, name)
             try:
                 yield path, os.stat(path)

@@ -1,14 +1,11 @@
 """The extension module, for the layers above."""
 
-import os
 import time
 
 from torch_tpu import _C
 
 # Before any rule is imported: a source file newer than this may not be what runs.
 LOADED_NS = time.time_ns()
-# Identity of the extension's build: a plan is laid out as this one reads it.
-BUILD = "{0.st_size} {0.st_mtime_ns}".format(os.stat(_C.__file__))
 
 CompiledGraph = _C.CompiledGraph
 install_lowering = _C.install_lowering
