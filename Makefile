@@ -14,7 +14,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 CPP := $(shell find csrc tests/stub_plugin -name '*.cpp' -o -name '*.h' 2>/dev/null)
 LINTED := $(wildcard torch_tpu tests tools examples benchmarks)
 
-.PHONY: help setup demo test check format docs clean
+.PHONY: help setup demo test check coverage format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make demo     setup, then a first program, a sentence encoder and a small training run on device "tpu"'
 	@echo 'make test     setup, then make check and the test suite (PYTEST_ARGS="-k view" for a part)'
 	@echo 'make check    format, lint, types, import and include contracts, sizes, spelling'
+	@echo 'make coverage every entry of PyTorch'"'"'s operator database; writes docs/ops.md'
 	@echo 'make format   rewrite Python and C++ sources the way make check wants them'
 	@echo 'make docs     write the generated pages of docs/'
 	@echo 'make clean    remove builds, caches and what the examples wrote; .venv stays'
@@ -63,6 +64,11 @@ format: setup
 	$(BIN)/ruff format $(LINTED)
 	$(BIN)/ruff check --fix $(LINTED)
 	$(BIN)/clang-format -i $(CPP)
+
+coverage: setup
+	OPINFO=all TORCH_TPU_CPU_FALLBACK=error $(PY) -m pytest -n auto -W ignore tests/test_opinfo.py tests/test_opinfo_dtypes.py \
+	  tests/test_error_inputs.py tests/test_device_type.py tests/test_modules.py tests/test_optim.py
+	$(PY) tools/gen_docs.py ops > docs/ops.md
 
 docs: setup
 	$(PY) tools/gen_docs.py env > docs/env.md
