@@ -91,7 +91,7 @@ def compare(info: Any, how: str) -> None:
 @pytest.mark.parametrize(("name", "how"), [pytest.param(*run, id="-".join(run)) for run in RUNS])
 def test_five_steps(name: str, how: str) -> None:
     if name in SPARSE:
-        pytest.skip("takes sparse gradients only")
+        pytest.skip("takes sparse gradients only: tests/test_sparse.py")
     key = f"{name}-{how}"
     if key not in OPTIMIZERS:
         compare(INFOS[name], how)
