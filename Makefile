@@ -68,7 +68,7 @@ format: setup
 coverage: setup
 	OPINFO=all TORCH_TPU_CPU_FALLBACK=error $(PY) -m pytest -n auto -W ignore tests/test_opinfo.py tests/test_opinfo_dtypes.py \
 	  tests/test_error_inputs.py tests/test_device_type.py tests/test_modules.py tests/test_optim.py
-	$(PY) tools/gen_docs.py ops > docs/ops.md
+	$(MAKE) docs
 
 docs: setup
 	$(PY) tools/gen_docs.py env > docs/env.md

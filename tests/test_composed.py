@@ -118,6 +118,16 @@ def test_host_ops_are_no_fallback() -> None:
 def test_kernels_that_are_composite_here() -> None:
     x, y = torch.randn(4, 3), torch.randn(2)
     compare(torch.as_strided_scatter(x.tpu(), y.tpu(), (2,), (3,), 1), torch.as_strided_scatter(x, y, (2,), (3,), 1))
+    base, src = torch.arange(20.0), torch.full((2,), -1.0)
+    for view in (lambda t: t[5:], lambda t: t[:5], lambda t: t.view(4, 5).t()[1:]):
+        for offset in (None, 0, 8):  # of the storage, whatever the view shows of it
+            got, want = (view(t) for t in (base.tpu(), base))
+            compare(
+                got.as_strided_scatter(src.tpu(), (2,), (1,), offset), want.as_strided_scatter(src, (2,), (1,), offset)
+            )
+    out = torch.empty(0).tpu()
+    torch.ops.aten.as_strided_scatter.out(base.tpu()[5:], src.tpu(), (2,), (1,), 6, out=out)
+    compare(out, base[5:].as_strided_scatter(src, (2,), (1,), 6))
     compare(torch.linalg.pinv(x.tpu()), torch.linalg.pinv(x))
     weight = torch.randn(2, 3, 3)
     compare(torch.nn.functional.bilinear(x.tpu(), x.tpu(), weight.tpu()), torch.nn.functional.bilinear(x, x, weight))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -12,10 +11,7 @@ from torch.testing._internal.common_utils import TestCase
 from torch.utils._pytree import tree_map_only
 
 from torch_tpu.testing.expected_failures import FORWARD
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the database warns about optional packages while it is imported
-    from torch.testing._internal.common_methods_invocations import op_db
+from torch_tpu.testing.opinfo import op_db
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # ATen warns of strided inputs and of beta ops
 

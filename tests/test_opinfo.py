@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_tpu.testing.expected_failures import BACKWARD, FORWARD
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the database warns about optional packages while it is imported
-    from torch.testing._internal.common_methods_invocations import op_db
+from torch_tpu.testing.opinfo import OPS
 
 # Elementwise, reductions, products, indexing, shapes, normalisation, losses, pooling, linear algebra, sorting.
 NAMES = [
@@ -92,11 +88,6 @@ NAMES = [
 SAMPLES = 3
 
 
-def full_name(op: Any) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-
-
-OPS = {full_name(op): op for op in op_db}
 # Values that are random, uninitialised, or made for a device that is an argument; what needs CUDA's runtime compiler.
 NOT_COMPARED = (
     "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal", "normal.*", "rand*", "uniform",

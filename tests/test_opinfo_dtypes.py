@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 import pytest
@@ -11,10 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_tpu.testing.expected_failures import BY_DTYPE
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the database warns about optional packages while it is imported
-    from torch.testing._internal.common_methods_invocations import op_db
+from torch_tpu.testing.opinfo import OPS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
@@ -43,13 +39,6 @@ TOLERANCES = {
     torch.complex64: (1e-4, 1e-5),
 }
 SAMPLES = 5
-
-
-def full_name(op: Any) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-
-
-OPS = {full_name(op): op for op in op_db}
 
 
 def run(name: str, dtype: str) -> None:

@@ -98,7 +98,7 @@ def doctor(as_json: Json = False) -> None:
             report["devices"] = _devices()
     except (RuntimeError, ValueError) as e:  # all that the device raises
         report.setdefault("plugin", {})["error"] = str(e)
-    report["cache"] = _cache_summary()
+    report["cache"] = _cache_summary(disk_cache.entries())
     report["settings"] = {s.name: str(s.value) for s in config.SETTINGS.values() if s.is_set}
     rows = {
         d["device"]: f"{d['kind']}, {_size(d['free'])} of {_size(d['total'])} free" for d in report.get("devices", ())
@@ -122,8 +122,7 @@ def _size(n: int) -> str:
 # ---- cache
 
 
-def _cache_summary() -> dict[str, Any]:
-    found = disk_cache.entries()
+def _cache_summary(found: list[disk_cache.Entry]) -> dict[str, Any]:
     return {
         "folder": str(config.CACHE_DIR.value),
         "enabled": disk_cache.enabled(),
@@ -137,15 +136,16 @@ def _cache_summary() -> dict[str, Any]:
 @cache.command("ls")
 def cache_ls(limit: Annotated[int, typer.Option(help="Entries to show.")] = 20, as_json: Json = False) -> None:
     """The entries used last."""
-    found = disk_cache.entries()[:limit]
+    found = disk_cache.entries()
+    summary = _cache_summary(found)
     table = Table("entry", "kind", "size", "last use", "what")
     rows = []
-    for e in found:
+    for e in found[:limit]:
         what = (stored.describe_plan(e.name) or {}) if e.kind == "plan" else {}
         rows.append(asdict(e) | {"program": what.get("program", ""), "types": what.get("types", "")})
         ago = f"{(time.time() - e.used) / 3600:.1f} h ago"
         table.add_row(e.name[:12], e.kind, _size(e.bytes), ago, f"{rows[-1]['program']} {rows[-1]['types']}"[:80])
-    _print({"summary": _cache_summary(), "entries": rows}, as_json, _table("Cache", _cache_summary()), table)
+    _print({"summary": summary, "entries": rows}, as_json, _table("Cache", summary), table)
 
 
 @cache.command("verify")

@@ -129,7 +129,7 @@ _PART = (torch.float16, torch.float32, torch.float64)
 
 
 def _complex(a: Args) -> None:
-    first, second = a.values() if len(a) == 2 else list(a.values())[:2]
+    first, second = a["real"], a["imag"]
     _require(
         first.dtype in _PART and second.dtype in _PART,
         f"Expected both inputs to be Half, Float or Double tensors but got {_name(first)} and {_name(second)}",
@@ -154,20 +154,6 @@ _NAMES = {
 
 def _name(t: torch.Tensor) -> str:
     return _NAMES.get(t.dtype, str(t.dtype))
-
-
-def _as_strided_scatter(a: Args) -> None:
-    self, size, stride, offset = a["self"], a["size"], a["stride"], a["storage_offset"]
-    last = (self.storage_offset() if offset is None else offset) + sum(
-        (n - 1) * s for n, s in zip(size, stride, strict=True)
-    )
-    have = self.untyped_storage().nbytes()
-    need = (last + 1) * self.element_size()
-    _require(
-        0 in size or need <= have,
-        f"setStorage: sizes {list(size)}, strides {list(stride)} and itemsize {self.element_size()} requiring a storage size "
-        f"of {need} are out of bounds for storage of size {have}",
-    )
 
 
 def _histogramdd(a: Args) -> None:
@@ -196,7 +182,6 @@ CHECKS: dict[OpOverload, Callable[[Args], None]] = {
     aten.cat.out: _cat,
     aten.complex.default: _complex,
     aten.complex.out: _complex,
-    aten.as_strided_scatter.default: _as_strided_scatter,
     aten._histogramdd_bin_edges.default: _histogramdd,
     aten._histogramdd_from_bin_cts.default: _histogramdd,
 }

@@ -43,7 +43,8 @@ _ACCEPTS_CPU: dict[OpOverload, tuple[str, ...]] = {
     aten._embedding_bag.default: ("offsets",),
 }
 
-# Composite kernels that PyTorch hides from backends which trace mutations, as ours does not.
+# Composite kernels that PyTorch hides from backends which trace mutations, as ours does not. The rule of
+# as_strided_scatter is for compiled graphs, which know that its argument is all of its storage.
 _NON_FUNCTIONAL = {aten.as_strided_scatter.default, aten.linalg_pinv.atol_rtol_tensor, aten._trilinear.default}
 
 # Composite kernels that beat a decomposition: they allocate and fill, or call one op that has a rule.
@@ -64,19 +65,20 @@ class Description:
 
 
 def _is_composite(op: OpOverload) -> bool:
-    kernel = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
-    return bool(kernel) or op in _NON_FUNCTIONAL
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd"))
 
 
 def _prefers_composite(op: OpOverload) -> bool:
     base = op._schema.name.split("::")[1]
     tensors = any("Tensor" in str(a.type) for a in op._schema.arguments)
-    return op in _NON_FUNCTIONAL or not tensors or base.startswith(_COMPOSITE_FIRST) or base.endswith("_like")
+    return not tensors or base.startswith(_COMPOSITE_FIRST) or base.endswith("_like")
 
 
 def _rung(op: OpOverload, form: Form | None) -> str:
     if op in HOST:
         return "host"
+    if op in _NON_FUNCTIONAL or (form is not None and form.functional in _NON_FUNCTIONAL):
+        return "composite"
     if form is not None and form.functional in RULES:
         return "program"
     composite = _is_composite(op)

@@ -28,6 +28,7 @@ from torch_tpu.runtime.memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from torch_tpu.runtime.memory import index_of as _index
 from torch_tpu.runtime.modes import EagerMode, deferred_stats, set_eager_mode
 from torch_tpu.runtime.random import (
     default_generators,
@@ -95,19 +96,6 @@ __all__ = [
     "stream",
     "synchronize",
 ]
-
-
-def _index(device: Device) -> int:
-    """Index of a device; the current one for None and for "tpu". Raises ValueError for another device type."""
-    if device is None:
-        return current_device()
-    if isinstance(device, int):
-        return device
-    d = torch.device(device)
-    if d.type != "tpu":
-        raise ValueError(f"Expected a tpu device, but got: {d}")
-    index: int | None = d.index  # torch's stubs do not know that it may be None
-    return current_device() if index is None else index
 
 
 # ---- presence

@@ -15,9 +15,21 @@ def _device(device: Device) -> Any:
     return torch.device("tpu", device) if isinstance(device, int) else None if device is None else torch.device(device)
 
 
-def _index(device: Device) -> int:
-    index = None if device is None else _device(device).index
-    return int(torch.accelerator.current_device_index()) if index is None else int(index)
+def index_of(device: Device) -> int:
+    """Index of a device; the current one for None and for "tpu". Raises ValueError for another device type."""
+    if device is None:
+        return _current()
+    if isinstance(device, int):
+        return device
+    d = torch.device(device)
+    if d.type != "tpu":
+        raise ValueError(f"Expected a tpu device, but got: {d}")
+    index: int | None = d.index  # torch's stubs do not know that it may be None
+    return _current() if index is None else index
+
+
+def _current() -> int:
+    return int(torch.accelerator.current_device_index())
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
@@ -72,7 +84,7 @@ def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
         made it, or None for a transfer.
     """
     entries = _C.memory_snapshot()
-    return entries if device is None else [e for e in entries if e["device"] == _index(device)]
+    return entries if device is None else [e for e in entries if e["device"] == index_of(device)]
 
 
 def memory_summary(device: Device = None) -> str:
@@ -83,7 +95,7 @@ def memory_summary(device: Device = None) -> str:
         for name, key in (("now", "current"), ("peak", "peak"), ("made", "allocated"), ("freed", "freed"))
     }
     head = ", ".join(f"{name} {value:.1f} MiB" for name, value in mib.items())
-    return f"tpu:{_index(device)}: {head}; out of memory {stats['num_ooms']} times\n{_C.memory_table()}"
+    return f"tpu:{index_of(device)}: {head}; out of memory {stats['num_ooms']} times\n{_C.memory_table()}"
 
 
 def empty_cache() -> None:
