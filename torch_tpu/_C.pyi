@@ -24,13 +24,27 @@ class MissCall:
     def meta(self, name: str, overload: str) -> list[Any]: ...
 
 class CompiledGraph:
-    """A graph as a callable of its flat inputs. ``tensors``: which inputs are tensors; ``written``: indices."""
+    """A graph as a callable of its flat inputs.
+
+    ``kinds``, a letter an input: t tensor, o number that is an operand, s part of the key; ``written``: indices.
+    """
 
     def __init__(
-        self, name: str, tensors: list[bool], written: list[int], rng: bool, lower: Callable[[MissCall], Any]
+        self, name: str, kinds: str, written: list[int], rng: bool, lower: Callable[[MissCall], Any]
     ) -> None: ...
-    def __call__(self, args: list[Any]) -> list[Any]: ...
+    def __call__(self, args: list[Any], form: Form | None = None) -> list[Any]: ...
 
+class Form:
+    """What depends on the true sizes of a call: numbers of the symbols, (input, order of dims, capacity), results."""
+
+    def __init__(
+        self,
+        numbers: list[int],
+        inputs: list[tuple[int, list[int], int]],
+        results: list[tuple[Any, ...] | None],
+    ) -> None: ...
+
+def bounds_stats() -> dict[str, int]: ...
 def install_lowering(
     describe: Callable[[str], Any],
     lower: Callable[..., Any],

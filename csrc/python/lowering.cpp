@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/stl.h>
 
+#include "dispatch/bounds.h"
 #include "dispatch/checks.h"
 #include "dispatch/lower.h"
 #include "dispatch/run_op.h"
@@ -366,22 +367,27 @@ void install(py::object describe, py::object lower, py::object reshape, py::obje
            }});
 }
 
-// A compiled graph as Python calls it: with the list of its flat inputs, which is emptied.
+// A compiled graph as Python calls it: with the list of its flat inputs, which is emptied. `kinds`, a letter
+// an input: t tensor, o number that is an operand, s anything that is part of the key.
 class CompiledGraph {
  public:
-  CompiledGraph(std::string name, const std::vector<bool>& tensors, const std::vector<int>& written, bool rng,
+  CompiledGraph(std::string name, const std::string& kinds, const std::vector<int>& written, bool rng,
                 py::object lower)
-      : record_(make_record(std::move(name), tensors, written, rng)), lower_(std::move(lower)) {}
+      : record_(make_record(std::move(name), kinds, written, rng)), lower_(std::move(lower)) {}
 
-  py::list operator()(const py::list& args) {
-    const size_t n = record_.args.size();
-    TORCH_CHECK(args.size() == n, record_.name, " takes ", n, " inputs, got ", args.size());
+  // `form`: the sizes of this call, for a program at bounds.
+  py::list operator()(const py::list& args, const Form* form) {
+    const size_t n = args.size(), numbers = form == nullptr ? 0 : form->numbers.size();
+    TORCH_CHECK(n + numbers == record_.args.size(), record_.name, " takes ", record_.args.size() - numbers,
+                " inputs, got ", n);
     torch::jit::Stack stack;
-    stack.reserve(n);
+    stack.reserve(n + numbers);
     for (size_t i = 0; i < n; ++i) stack.push_back(value_of(PyList_GET_ITEM(args.ptr(), i)));
     PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(n), nullptr);
+    std::vector<c10::IValue> originals;
     {
       const py::gil_scoped_release release;
+      if (form != nullptr) originals = enter_bounds(*form, stack);
       run_graph(record_, stack, [this](const Call& call) {
         ProgramSpec spec;
         with_python([&] {
@@ -390,6 +396,7 @@ class CompiledGraph {
         });
         return spec;
       });
+      if (form != nullptr) leave_bounds(*form, originals, stack);
     }
     py::list out(stack.size());
     for (size_t i = 0; i < stack.size(); ++i) {
@@ -400,10 +407,14 @@ class CompiledGraph {
   }
 
  private:
-  static OpRecord& make_record(std::string name, const std::vector<bool>& tensors,
-                               const std::vector<int>& written, bool rng) {
+  static OpRecord& make_record(std::string name, const std::string& kinds, const std::vector<int>& written,
+                               bool rng) {
     std::vector<ArgRecord> args;
-    for (const bool t : tensors) args.push_back({.kind = t ? ArgRecord::kTensor : ArgRecord::kStatic});
+    for (const char kind : kinds) {
+      args.push_back({.kind = kind == 't'   ? ArgRecord::kTensor
+                              : kind == 'o' ? ArgRecord::kScalar
+                                            : ArgRecord::kStatic});
+    }
     for (const int i : written) args.at(static_cast<size_t>(i)).written = true;
     return new_graph_record(std::move(name), std::move(args), rng);
   }
@@ -444,9 +455,13 @@ void bind_lowering(py::module_& m) {
       });
   m.def("install_lowering", &install);
   py::class_<CompiledGraph>(m, "CompiledGraph")
-      .def(py::init<std::string, const std::vector<bool>&, const std::vector<int>&, bool, py::object>())
-      .def("__call__",
-           [](CompiledGraph& g, const py::list& args) { return translated([&] { return g(args); }); });
+      .def(py::init<std::string, const std::string&, const std::vector<int>&, bool, py::object>())
+      .def(
+          "__call__",
+          [](CompiledGraph& g, const py::list& args, const Form* form) {
+            return translated([&] { return g(args, form); });
+          },
+          py::arg("args"), py::arg("form") = nullptr);
 }
 
 }  // namespace torch_tpu

@@ -287,4 +287,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   torch_tpu::bind_modes(m);
   torch_tpu::bind_tools(m);
   torch_tpu::bind_lowering(m);
+  torch_tpu::bind_bounds(m);
 }

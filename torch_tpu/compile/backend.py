@@ -15,19 +15,28 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
+import torch_tpu.lowering.bounded_rules
 import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
 from torch_tpu.compile import graph, random
 from torch_tpu.errors import CompileOptionUnknown
+from torch_tpu.lowering import bounded
 from torch_tpu.lowering.registry import RULES
 
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's, for ops without a rule and for those that update arguments without saying so in their schema."""
-    found = {op: fn for op, fn in decomposition_table.items() if op not in RULES or RULES[op].writes}
-    return found | random.DECOMPOSITIONS
+def decompositions(symbolic: bool = False) -> dict[Any, Callable[..., Any]]:
+    """PyTorch's, for ops without a rule and for those that update arguments without saying so in their schema.
+
+    Args:
+        symbolic: the graph has symbolic sizes, so an op needs a bounded form as well.
+    """
+
+    def is_lowered(op: Any) -> bool:
+        return op in RULES and not RULES[op].writes and (not symbolic or bounded.has_form(op) or RULES[op].rng)
+
+    return {op: fn for op, fn in decomposition_table.items() if not is_lowered(op)} | random.DECOMPOSITIONS
 
 
 def _donated() -> Sequence[int]:
@@ -44,6 +53,13 @@ def _compile(kind: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Calla
 def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     random.keep_random_results(joint)
     return min_cut_rematerialization_partition(joint, *args, **kwargs)
+
+
+def _is_symbolic(inputs: Sequence[Any]) -> bool:
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    return any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape) or any(
+        isinstance(x, torch.SymInt) for x in inputs
+    )
 
 
 def tpu(
@@ -75,7 +91,7 @@ def tpu(
         bw_compiler=partial(_compile, "backward"),
         inference_compiler=partial(_compile, "inference"),
         partition_fn=_partition,
-        decompositions=decompositions(),
+        decompositions=decompositions(_is_symbolic(example_inputs)),
         keep_inference_input_mutations=True,
     )
     return backend(gm, example_inputs)

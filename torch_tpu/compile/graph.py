@@ -7,13 +7,14 @@ devices) runs eagerly between two programs, in the order of the graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_tpu.compile import lower, partition
+from torch_tpu.compile import bounds, lower, partition
 from torch_tpu.compile.random import is_random
 from torch_tpu.runtime import disk_cache, extension
 
@@ -54,11 +55,25 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[
     name = f"{kind}_{disk_cache.digest(text)[:12]}"
     rng = any(is_random(n.target) for n in nodes)
     written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})
-    tensors = [isinstance(n.meta.get("val"), torch.Tensor) for n in inputs]
-    run = extension.CompiledGraph(
-        name, tensors, written, rng, functools.partial(lower.lower, gm, text, frozenset(consumed), rng)
-    )
+    kinds = "".join("t" if isinstance(n.meta.get("val"), torch.Tensor) else "s" for n in inputs)
+
+    def static() -> extension.CompiledGraph:
+        lowering = functools.partial(lower.lower, gm, text, frozenset(consumed), rng)
+        return extension.CompiledGraph(name, kinds, written, rng, lowering)
+
+    def at(found: Mapping[sympy.Symbol, sympy.Integer]) -> extension.CompiledGraph:
+        all_kinds = "".join(_kind(n) for n in inputs) + "o" * len(found)
+        lowering = functools.partial(lower.lower_bounded, gm, text, frozenset(consumed), found)
+        return extension.CompiledGraph(f"{name}_bounded", all_kinds, written, False, lowering)
+
+    run = static() if rng or not bounds.is_symbolic(gm) else bounds.BoundedGraph(gm, name, at, static)
     return _boxed(run, constants)
+
+
+def _kind(node: Node) -> str:
+    """How a CompiledGraph at bounds takes an input."""
+    val = node.meta.get("val")
+    return "t" if isinstance(val, torch.Tensor) else "o" if isinstance(val, torch.SymInt) else "s"
 
 
 def _boxed(run: Callable[[list[Any]], Any], constants: Sequence[torch.Tensor]) -> Callable[[list[Any]], Any]:

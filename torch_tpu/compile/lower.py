@@ -6,17 +6,20 @@ graph with dynamic shapes get the numbers of the call.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_tpu.compile import bounds as bounding
 from torch_tpu.errors import LoweringMissing
 from torch_tpu.ir.builder import Value
-from torch_tpu.lowering import views
+from torch_tpu.lowering import bounded, views
+from torch_tpu.lowering.bounded import Bounded, whole
 from torch_tpu.lowering.driver import Draws, lower_graph
+from torch_tpu.lowering.size_math import Sizes, expression
 from torch_tpu.modes import stored
 from torch_tpu.modes.parameters import WIDE, Parameters
 from torch_tpu.modes.plan import Output, Plan
@@ -24,11 +27,27 @@ from torch_tpu.modes.plan import Output, Plan
 
 def lower(gm: GraphModule, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
     """The plan of ``gm`` for ``call`` (a MissCall). ``text`` is all of the graph that the program depends on."""
+    return _plan(text, call, lambda: _Graph(gm, call, rng).lower(consumed))
+
+
+def lower_bounded(
+    gm: GraphModule, text: str, consumed: Collection[int], bounds: Mapping[sympy.Symbol, sympy.Integer], call: Any
+) -> Plan:
+    """As `lower`, of a graph with symbolic sizes at ``bounds``; behind the inputs are the numbers of the symbols.
+
+    Raises:
+        Unbounded: an op has no bounded form.
+    """
+    text = f"{text}\n{sorted((str(s), int(n)) for s, n in bounds.items())}"
+    return _plan(text, call, lambda: _BoundedGraph(gm, call, bounds).lower(consumed))
+
+
+def _plan(text: str, call: Any, make: Callable[[], Plan]) -> Plan:
     name = stored.plan_name(call, None, text)
     plan = stored.find_plan(name)
     if plan is None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            plan = _Graph(gm, call, rng).lower(consumed)
+            plan = make()
         stored.keep_plan(name, plan)
     return stored.attach_executable(plan)
 
@@ -41,6 +60,9 @@ class _Graph(Parameters):
         self.gm = gm
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.call_args: list[Any] = call.args
+        self._bind_all()
+
+    def _bind_all(self) -> None:
         self.numbers: dict[sympy.Symbol, sympy.Integer] = {}
         for node, arg in zip(self.placeholders, self.call_args, strict=True):
             self._bind(node.meta.get("val"), arg)
@@ -75,10 +97,7 @@ class _Graph(Parameters):
         self.load(wide=any(d in WIDE for d in dtypes))
         draws = Draws(self.rng) if self.rng is not None else None
         written: dict[int, Value] = {}
-        inputs = [self.value(arg) for arg in self.call_args]
-        results, self.env = lower_graph(
-            self.b, self.gm, inputs, state=self.state, draws=draws, size=self.size, written=written
-        )
+        results = self._run(draws, written)
         plan = Plan(encodings=self.all_encodings)
         if draws is not None:
             plan.counters = draws.used
@@ -87,6 +106,13 @@ class _Graph(Parameters):
         self._return(plan, values, results)
         self.finish(plan, values, consumed=self._consumed_slots(consumed))
         return plan
+
+    def _run(self, draws: Draws | None, written: dict[int, Value]) -> list[Any]:
+        inputs = [self.value(arg) for arg in self.call_args]
+        results, self.env = lower_graph(
+            self.b, self.gm, inputs, state=self.state, draws=draws, size=self.size, written=written
+        )
+        return results
 
     def _write(self, plan: Plan, values: list[Value], written: dict[int, Value]) -> None:
         current = dict(enumerate(self.bases))
@@ -156,3 +182,66 @@ class _Graph(Parameters):
         tensors = {i: arg[1] for i, arg in enumerate(self.call_args) if arg is not None and arg[0] == "tensor"}
         kept = {self.views[t].slot for i, t in tensors.items() if i not in consumed}
         return {self.views[t].slot for i, t in tensors.items() if i in consumed} - kept
+
+
+class _BoundedGraph(_Graph):
+    """State of one miss of a graph at the bounds of its symbols."""
+
+    def __init__(self, gm: GraphModule, call: Any, bounds: Mapping[sympy.Symbol, sympy.Integer]) -> None:
+        self.bounds = bounds
+        super().__init__(gm, call, rng=False)
+
+    def _bind_all(self) -> None:
+        """Nothing: symbols are operands."""
+
+    def _run(self, draws: Draws | None, written: dict[int, Value]) -> list[Any]:
+        operands = [self.value(arg) for arg in self.call_args[len(self.placeholders) :]]
+        sizes = Sizes(
+            self.b, {s: int(n) for s, n in self.bounds.items()}, dict(zip(self.bounds, operands, strict=True))
+        )
+        self.lowering = bounded.Lowering(self.b, self.gm, self.state, None, int, written, sizes=sizes)
+        inputs = [self._input(n, arg) for n, arg in zip(self.placeholders, self.call_args, strict=False)]
+        results = self.lowering.run(inputs)
+        self.env = {n: x.value if isinstance(x, Bounded) and x.whole else x for n, x in self.lowering.env.items()}
+        return [x.value if isinstance(x, Bounded) and x.whole else x for x in results]
+
+    def _input(self, node: Node, arg: Any) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            return expression(val)
+        value = self.value(arg)
+        if not isinstance(val, torch.Tensor):
+            return value
+        if not bounding.is_dynamic(val):
+            return whole(value)
+        return self.lowering.unflat(
+            value, self.lowering.prefix_dims(val.shape), bounding.memory_order(val, self.bounds)
+        )
+
+    def _return(self, plan: Plan, values: list[Value], results: list[Any]) -> None:
+        output = next(n for n in self.gm.graph.nodes if n.op == "output")
+        leaves = torch.utils._pytree.tree_leaves(output.args[0])
+        bases = bounding.origins(self.gm, leaves, self.bounds)
+        made: dict[Node, tuple[Any, ...]] = {}
+        for leaf in leaves:
+            base = bases.get(leaf)
+            if base is None or base.op == "placeholder":
+                plan.returns.append(("none",))  # the form of the call has it
+                continue
+            if base not in made:
+                value = self.env[base]
+                index = (self._flat if isinstance(value, Bounded) else self._whole)(
+                    plan, values, base.meta["val"], value
+                )
+                made[base] = ("output", index)
+            plan.returns.append(made[base])
+
+    def _flat(self, plan: Plan, values: list[Value], val: torch.Tensor, result: Bounded) -> int:
+        capacity = bounding.capacity(val, self.bounds, bounding.growth(self.gm))
+        flat = self.lowering.flat(result, bounding.memory_order(val, self.bounds), capacity)
+        return self.new_output(plan, values, flat, (1,))
+
+    def _whole(self, plan: Plan, values: list[Value], val: torch.Tensor, value: Value) -> int:
+        fixed = all(not expression(n).free_symbols for n in val.stride())
+        strides = tuple(map(int, val.stride())) if fixed else views.contiguous_strides(value.shape)
+        return self.new_output(plan, values, value, strides)

@@ -109,12 +109,14 @@ def lower_graph(
     Raises:
         LoweringMissing: a node has no rule.
     """
-    lowering = _GraphLowering(b, gm, state, draws, size, {} if written is None else written)
+    lowering = GraphLowering(b, gm, state, draws, size, {} if written is None else written)
     return lowering.run(inputs), lowering.env
 
 
 @dataclass(slots=True)
-class _GraphLowering:
+class GraphLowering:
+    """The lowering of one graph, node by node."""
+
     b: Builder
     gm: GraphModule
     state: GlobalState
@@ -125,13 +127,14 @@ class _GraphLowering:
     position: dict[Node, int] = field(default_factory=dict)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Lower all nodes; the leaves of the graph's output."""
         given = iter(inputs)
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.position[node] = len(self.position)
                 self.env[node] = next(given)
             elif node.op == "get_attr":
-                self.env[node] = _constant(self.b, self.gm, node)
+                self.env[node] = self.constant(node)
             elif node.op == "output":
                 leaves = torch.utils._pytree.tree_leaves(node.args[0])
                 return [self.env[out] if isinstance(out, Node) else out for out in leaves]
@@ -139,7 +142,15 @@ class _GraphLowering:
                 self.env[node] = self.call(node)
         raise AssertionError("graph without output")
 
+    def constant(self, node: Node) -> Any:
+        """A tensor that the graph holds."""
+        t = getattr(self.gm, str(node.target))
+        if t.numel() == 1:
+            return self.b.constant(t.item(), t.dtype, t.shape)
+        return self.b.reshape(self.b.constant_list(t.flatten().tolist(), t.dtype), t.shape)
+
     def call(self, node: Node) -> Any:
+        """What ``node``, a call, is."""
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)):
             return self.size(val)
@@ -151,7 +162,7 @@ class _GraphLowering:
         if node.target is torch.ops.aten.copy_.default:
             return self.copy(node, *args)
         types = _types(val, self.size)
-        args, kwargs = _scalars_as_values(self.b, node.target, args, kwargs, types)
+        args, kwargs = scalars_as_values(self.b, node.target, args, kwargs, types)
         rng = None
         if self.draws is not None and node.target in RULES and RULES[node.target].rng:
             rng = self.draws.take(self.b, types[0].numel)
@@ -173,7 +184,7 @@ _SCALARS = {"number", "float", "Optional[number]", "Optional[float]", "List[numb
 _WIDE = (torch.float64, torch.complex128)
 
 
-def _scalars_as_values(
+def scalars_as_values(
     b: Builder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[TensorType]
 ) -> tuple[list[Any], dict[str, Any]]:
     """A graph's numbers as a rule gets them from an eager call: rank-0 values, unless the rule keys or tests them."""
@@ -201,10 +212,3 @@ def _scalars_as_values(
         [convert(a, x) for a, x in zip(schema, args, strict=False)],
         {k: convert(by_name[k], x) for k, x in kwargs.items()},
     )
-
-
-def _constant(b: Builder, gm: GraphModule, node: Node) -> Value:
-    t = getattr(gm, str(node.target))
-    if t.numel() == 1:
-        return b.constant(t.item(), t.dtype, t.shape)
-    return b.reshape(b.constant_list(t.flatten().tolist(), t.dtype), t.shape)

@@ -8,6 +8,8 @@ from torch_tpu import _C
 LOADED_NS = time.time_ns()
 
 CompiledGraph = _C.CompiledGraph
+Form = _C.Form
+bounds_stats = _C.bounds_stats
 install_lowering = _C.install_lowering
 install_runtime = _C.install_runtime
 register_kernels = _C.register_kernels
