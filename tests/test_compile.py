@@ -335,6 +335,27 @@ def test_random_as_eager(fn) -> None:
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)  # transforms are fused
 
 
+def test_random_factories_are_one_program() -> None:
+    x = tensor(5, 7).to("tpu")
+    run = compiled(
+        lambda x: x + torch.rand_like(x) * torch.randn(x.shape, device=x.device) + torch.empty_like(x).zero_()
+    )
+    before = extension.cache_stats()["misses"]
+    run(x)
+    assert extension.cache_stats()["misses"] == before + 1
+
+
+def test_uninitialized_memory_of_deterministic_algorithms() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = tensor(3).to("tpu")
+        got = compiled(lambda x: (torch.empty(2, device=x.device), x.new_empty(2, dtype=torch.int8), x + 1))(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert got[0].isnan().all()
+    assert got[1].tolist() == [127, 127]
+
+
 def test_dropout_backward_uses_its_mask() -> None:
     x = torch.ones(1000, device="tpu", requires_grad=True)
     y = compiled(lambda x: torch.nn.functional.dropout(x, 0.5) * 3)(x)
@@ -470,11 +491,3 @@ def test_modes_are_taken() -> None:
 
 def test_error_codes() -> None:
     assert errors.CompileOptionUnknown.code == "TPU-E105"
-
-
-def test_cond_runs_between_programs() -> None:
-    def fn(x):
-        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x * 2,)) * 3
-
-    same(fn, torch.full((3,), 1.0))
-    same(fn, torch.full((3,), -1.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import signal
 from pathlib import Path
 
@@ -72,6 +73,23 @@ def test_dlpack_is_needed():
         np.from_dlpack(Exported())
 
 
+def test_validate_device_is_needed():
+    q = torch.ones(1, 1, 2, 2, device="tpu")
+    with pytest.raises(ValueError, match="FlexAttention is only supported on"):
+        original("torch.nn.attention.flex_attention:_validate_device")(q, q, q)
+
+
+def test_init_is_needed():
+    class Op(torch._ops.HigherOrderOperator):
+        def __call__(self):
+            raise AssertionError
+
+    op = Op.__new__(Op)
+    original("torch._ops:HigherOrderOperator.__init__")(op, "torch_tpu_unpatched")
+    assert op.non_fallthrough_keys.has(torch._C.DispatchKey.AutocastPrivateUse1)
+    assert not torch.ops.higher_order.cond.non_fallthrough_keys.has(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
 def test_byteswap_is_needed(run_program):
     with pytest.raises(AssertionError, match=f"assert {-signal.SIGSEGV} == 0"):
         run_program(SWAP)
@@ -79,7 +97,7 @@ def test_byteswap_is_needed(run_program):
 
 def test_each_patch_has_its_test():
     tests = {name for name in globals() if name.startswith("test_") and name.endswith("_is_needed")}
-    wanted = {f"test_{p.target.split('.')[-1].strip('_')}_is_needed" for p in patches.PATCHES}
+    wanted = {f"test_{re.split('[.:]', p.target)[-1].strip('_')}_is_needed" for p in patches.PATCHES}
     assert tests == wanted
 
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame  # no import of torch._dynamo
 from torch.utils import backend_registration
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
 
 _loaded = False
 
@@ -90,36 +95,48 @@ def _register() -> None:
 # The lowering library is imported at the first miss: `import torch` does not pay for it.
 
 
+def _hidden(fn: F) -> F:
+    """``fn``, which the extension calls wherever dynamo runs the user's code: dynamo traces nothing below it."""
+    eval_frame.set_code_exec_strategy(fn.__code__, _SKIP)
+    return fn
+
+
+@_hidden
 def _describe(name: str) -> Any:
     from torch_tpu.modes import describe
 
     return describe.describe(name)
 
 
+@_hidden
 def _lower(call: Any) -> Any:
     from torch_tpu.modes import eager
 
     return eager.lower(call)
 
 
+@_hidden
 def _lower_reshape(dtype: torch.dtype, dims: list[int], to: list[int]) -> Any:
     from torch_tpu.modes import eager
 
     return eager.lower_reshape(dtype, dims, to)
 
 
+@_hidden
 def _check_bounds(name: str, values: list[Any]) -> None:
     from torch_tpu.modes import describe
 
     describe.check_bounds(name, values)
 
 
+@_hidden
 def _fuse(*request: Any) -> Any:
     from torch_tpu.modes import fused
 
     return fused.fuse(*request)
 
 
+@_hidden
 def _compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:
     from torch_tpu.modes import stored
 

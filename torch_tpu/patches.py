@@ -94,6 +94,34 @@ def _byteswap(original: Callable[..., None]) -> Callable[..., None]:
     return byteswap
 
 
+def _validate_device(original: Callable[..., None]) -> Callable[..., None]:
+    def validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != "tpu":
+            original(query, key, value)
+
+    return validate_device
+
+
+def _higher_order_init(original: Callable[..., None]) -> Callable[..., None]:
+    key = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+
+    def init(self: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.fallthrough(key)
+
+    for op in torch._ops._higher_order_ops.values():  # made before the patch
+        op.fallthrough(key)
+    flex = torch._ops._higher_order_ops["flex_attention"]  # casts its operands, as its kernel for CUDA does
+    cast = flex.py_kernels[torch._C.DispatchKey.AutocastCUDA]
+
+    def flex_attention(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return cast(*args, **kwargs)
+
+    flex.py_impl(key)(flex_attention)
+    return init
+
+
 PATCHES = [
     Patch(
         "torch:Tensor.__dlpack_device__",
@@ -115,5 +143,19 @@ PATCHES = [
         since="2.13",
         before="2.14",
         reason="reads and writes the address of any storage as host memory: the process ends in a segmentation fault",
+    ),
+    Patch(
+        "torch.nn.attention.flex_attention:_validate_device",
+        _validate_device,
+        since="2.13",
+        before="2.14",
+        reason="refuses flex attention on devices outside of a fixed list: ValueError, before any dispatch",
+    ),
+    Patch(
+        "torch._ops:HigherOrderOperator.__init__",
+        _higher_order_init,
+        since="2.13",
+        before="2.14",
+        reason="lets the autocast keys of CPU, CUDA and XPU through only: torch.cond in an autocast region has no kernel",
     ),
 ]

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 import torch_tpu.lowering.bounded_rules
 import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
-from torch_tpu.compile import graph, random
+from torch_tpu.compile import expand, graph, random
 from torch_tpu.errors import CompileOptionUnknown
 from torch_tpu.lowering import bounded
 from torch_tpu.lowering.registry import RULES
@@ -47,6 +47,7 @@ def _donated() -> Sequence[int]:
 
 
 def _compile(kind: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    expand.expand(gm, decompositions())
     return graph.compile_graph(gm, kind, consumed=_donated() if kind == "backward" else ())
 
 

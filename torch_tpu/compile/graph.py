@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from torch_tpu.compile import bounds, lower, partition
@@ -25,7 +26,20 @@ def _describe(node: Node) -> str:
     types = torch.utils._pytree.tree_map_only(
         torch.Tensor, lambda t: (t.dtype, tuple(map(str, t.shape)), tuple(map(str, t.stride()))), node.meta.get("val")
     )
-    return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {types}"
+    text = f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {types}"
+    if node.op != "get_attr":
+        return text
+    held = partition.held(node)
+    if isinstance(held, GraphModule):
+        return f"{text} {{{_describe_graph(held)}}}"
+    if not partition.is_constant(held):
+        return text
+    with unset_fake_temporarily():  # dynamo's, around the compilation of a graph
+        return f"{text} {held.item()}"
+
+
+def _describe_graph(gm: GraphModule) -> str:
+    return "\n".join(map(_describe, gm.graph.nodes))
 
 
 def compile_graph(gm: GraphModule, kind: str, *, consumed: Collection[int] = ()) -> Callable[[list[Any]], Any]:
@@ -51,7 +65,7 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[
     constants = _lift_constants(gm)
     nodes = list(gm.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
-    text = "\n".join(map(_describe, nodes))
+    text = _describe_graph(gm)
     name = f"{kind}_{disk_cache.digest(text)[:12]}"
     rng = any(is_random(n.target) for n in nodes)
     written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})
@@ -96,8 +110,8 @@ def _lift_constants(gm: GraphModule) -> Sequence[torch.Tensor]:
     found: list[torch.Tensor] = []
     last = [n for n in gm.graph.nodes if n.op == "placeholder"]
     for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
-        held = getattr(gm, str(node.target))
-        if not isinstance(held, torch.Tensor) or (held.device.type == "cpu" and held.dim() == 0):
+        held = partition.held(node)
+        if not isinstance(held, torch.Tensor) or partition.is_constant(held):
             continue
         with gm.graph.inserting_after(last[-1]) if last else gm.graph.inserting_before(None):
             new = gm.graph.placeholder(f"constant_{node.name}")

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_tpu.compile import bounds as bounding
+from torch_tpu.compile import partition
 from torch_tpu.errors import LoweringMissing
 from torch_tpu.ir.builder import Value
 from torch_tpu.lowering import bounded, views
@@ -90,7 +91,7 @@ class _Graph(Parameters):
 
     def lower(self, consumed: Collection[int]) -> Plan:
         dtypes = [t.dtype for t in self.slots] + [v.dtype for v in self.views]
-        for node in self.gm.graph.nodes:
+        for node in partition.all_nodes(self.gm):
             dtypes += [
                 t.dtype for t in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)
             ]

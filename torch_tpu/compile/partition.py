@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule  # its code is never run, and some of it is no Python
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from torch_tpu.compile.random import is_random
+from torch_tpu.lowering import control_flow
+from torch_tpu.lowering.driver import UNINITIALIZED
 from torch_tpu.lowering.registry import RULES
 
 aten = torch.ops.aten
+log = logging.getLogger("torch_tpu")
 
 
 @dataclass(slots=True)
@@ -59,45 +66,127 @@ def _is_getitem(node: Node) -> bool:
 def _has_rule(node: Node) -> bool:
     if isinstance(node.meta.get("val"), (torch.SymInt, int)) and not isinstance(node.meta["val"], bool):
         return not any(_tensors(n.meta.get("val")) for n in node.all_input_nodes) or "sym_" in str(node.target)
+    if isinstance(node.target, HigherOrderOperator):
+        return refusal(node) is None
     if not isinstance(node.target, OpOverload):
         return False
     if node.target is aten.copy_.default:
         return isinstance(node.args[0], Node) and node.args[0].op == "placeholder"
     if node.target in _OF_THE_STORAGE and not _is_all_of_its_storage(node.args[0]):
         return False
+    if node.target in UNINITIALIZED:
+        return True
     entry = RULES.get(node.target)
     return entry is not None and not entry.dynamic and not entry.writes
 
 
-def supported(node: Node) -> bool:
-    """Whether a program can compute ``node``: it has a rule, and all its tensors are on the device."""
+def held(node: Node) -> Any:
+    """The tensor, graph or other object of a node ``get_attr``."""
+    return getattr(node.graph.owning_module, str(node.target))
+
+
+def is_constant(x: Any) -> bool:
+    """Whether a program has what a graph holds written in it: a number, or a graph."""
+    return isinstance(x, GraphModule) or (isinstance(x, torch.Tensor) and _is_scalar(x))
+
+
+def graphs(node: Node) -> Iterator[GraphModule]:
+    """The graphs that a higher-order op calls."""
+    for n in node.all_input_nodes:
+        if n.op == "get_attr" and isinstance(gm := held(n), GraphModule):
+            yield gm
+
+
+def all_nodes(gm: GraphModule) -> Iterator[Node]:
+    """The nodes of ``gm`` and of the graphs inside."""
+    for node in gm.graph.nodes:
+        yield node
+        if node.op == "call_function":
+            for inner in graphs(node):
+                yield from all_nodes(inner)
+
+
+def symbols(nodes: Iterable[Node]) -> set[Any]:
+    """The symbols in the sizes and numbers that ``nodes`` are."""
+    found: set[Any] = set()
+    for node in nodes:
+        for t in tree_leaves(node.meta.get("val")):
+            found |= free_symbols([*t.shape, *t.stride()] if isinstance(t, torch.Tensor) else t)
+    return found
+
+
+def refusal(node: Node) -> str | None:
+    """Why a program cannot contain the higher-order op of ``node``; None where it can."""
+    if node.target not in control_flow.RULES or node.kwargs:
+        return "it has no rule"
+    if not all(t is None or isinstance(t, torch.Tensor) for t in node.meta["val"]):
+        return "a result is a number"
+    known = symbols(node.all_input_nodes)
+    if symbols([node]) - known:
+        return "the size of a result depends on data"
+    for gm in graphs(node):
+        if symbols(n for n in gm.graph.nodes if n.op != "output") - known:
+            return "a size or number inside is not one of its operands"
+        for n in gm.graph.nodes:
+            if (why := _refusal_inside(n)) is not None:
+                return why
+    return None
+
+
+def _refusal_inside(node: Node) -> str | None:
+    if node.op == "get_attr" and not is_constant(held(node)):
+        return f"a graph holds the tensor {node.target}"
+    if node.op != "call_function":
+        return None
+    if is_random(node.target):
+        return f"{node.target} draws numbers, and how many must be known before"
+    if node.target is aten.copy_.default or not supported(node, scalars=True):
+        return f"no program can contain {node.target}"
+    return None
+
+
+def supported(node: Node, *, scalars: bool = False) -> bool:
+    """Whether a program can compute ``node``: it has a rule, and all its tensors are on the device.
+
+    Args:
+        scalars: count rank-0 tensors of the CPU as such; for a node that only the program reads.
+    """
     if _is_getitem(node):
-        return supported(node.args[0])  # type: ignore[arg-type]
+        return supported(node.args[0], scalars=scalars)  # type: ignore[arg-type]
     if not _has_rule(node):
         return False
     results = _tensors(node.meta.get("val"))
     operands = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
-    held = [n for n in node.all_input_nodes if n.op == "get_attr" and not _tensors(n.meta.get("val"))]
+    objects = [n for n in node.all_input_nodes if n.op == "get_attr" and not _tensors(n.meta.get("val"))]
+    if isinstance(node.target, HigherOrderOperator):
+        objects = []  # its graphs
+        read = {user.args[1] for user in node.users}
+        results = [t for i, t in enumerate(node.meta["val"]) if i in read and t is not None]
+    inside = scalars and not is_random(node.target) and node.target is not aten.copy_.default
     return (
-        not held
-        and all(t.device.type == "tpu" for t in results)
+        not objects
+        and all(t.device.type == "tpu" or (inside and _is_scalar(t)) for t in results)
         and all(t.device.type == "tpu" or _is_scalar(t) for t in operands)
     )
 
 
 def split(gm: GraphModule) -> list[Piece]:
     """``gm`` in pieces, in the order of its nodes; one piece if all or nothing is supported."""
-    groups: list[tuple[bool, list[Node]]] = []
-    for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
-            continue
-        kind = supported(node)
-        if not groups or groups[-1][0] != kind:
-            groups.append((kind, []))
-        groups[-1][1].append(node)
-    if not groups:
-        return [_piece(gm, True, [])]
-    return [_piece(gm, kind, nodes) for kind, nodes in groups]
+    nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    kinds = {n: supported(n) for n in nodes}
+    for node in nodes:
+        if not kinds[node] and isinstance(node.target, HigherOrderOperator):
+            log.info("%s runs eagerly, between programs: %s", node.target, refusal(node) or "its tensors are elsewhere")
+    scalars = [n for n in reversed(nodes) if not kinds[n] and supported(n, scalars=True)]
+    kinds |= dict.fromkeys(scalars, True)
+    while True:
+        groups = [list(group) for _, group in itertools.groupby(nodes, kinds.__getitem__)]
+        place = {n: i for i, group in enumerate(groups) for n in group}
+        outside = [n for n in scalars if kinds[n] and any(place.get(user) != place[n] for user in n.users)]
+        if not outside:
+            break
+        kinds |= dict.fromkeys(outside, False)
+    return [_piece(gm, kinds[group[0]], group) for group in groups] or [_piece(gm, True, [])]
 
 
 def _piece(gm: GraphModule, kind: bool, nodes: list[Node]) -> Piece:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_tpu.ir.builder import Number, Value
 from torch_tpu.ir.types import TensorType
-from torch_tpu.lowering.driver import GraphLowering, lower_node, scalars_as_values
+from torch_tpu.lowering.driver import UNINITIALIZED, GraphLowering, lower_node, scalars_as_values, uninitialized
 from torch_tpu.lowering.registry import RULES as STATIC_RULES
 from torch_tpu.lowering.size_math import Sizes, Unbounded, expression
 
@@ -147,8 +147,9 @@ class Lowering(GraphLowering):
             raise Unbounded(str(op))
         return rule(self, node, *args, **kwargs)
 
-    def constant(self, node: Node) -> Bounded:
-        return whole(GraphLowering.constant(self, node))
+    def constant(self, node: Node) -> Any:
+        held = GraphLowering.constant(self, node)
+        return whole(held) if isinstance(held, Value) else held
 
     def _is_static(self, args: Any, kwargs: Any, val: Any) -> bool:
         leaves = tree_leaves((args, kwargs))
@@ -173,6 +174,8 @@ class Lowering(GraphLowering):
 
     def emit_as(self, op: OpOverload, types: Sequence[TensorType], args: Any, kwargs: Any | None = None) -> list[Any]:
         """``op`` with results of ``types``. Numbers that the schema calls sizes are bounds, others are values."""
+        if op in UNINITIALIZED:
+            return [uninitialized(self.b, types[0], self.state)]
         by_name = {a.name: a for a in op._schema.arguments}
         args = [self._argument(a, x) for a, x in zip(op._schema.arguments, args, strict=False)]
         kwargs = {k: self._argument(by_name[k], x) for k, x in (kwargs or {}).items()}

@@ -57,9 +57,6 @@ def _like(g: Lowering, node: Node, x: Bounded, *args: Any, **kwargs: Any) -> Any
 def _factory(g: Lowering, node: Node, *args: Any, **kwargs: Any) -> Any:
     """One value everywhere."""
     val = node.meta["val"]
-    if node.target in (aten.empty_strided.default, aten.new_empty_strided.default):
-        fill = g.b.constant(0, val.dtype, g.type_of(val).shape)
-        return Bounded(fill, g.prefix_dims(val.shape))
     return g.results(node, g.emit(node.target, val, args, kwargs), [g.prefix_dims(val.shape)])  # type: ignore[arg-type]
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
 from torch_tpu.errors import LoweringMismatch, LoweringMissing
 from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
+from torch_tpu.lowering import control_flow
 from torch_tpu.lowering.registry import KEYED, RULES, Dynamic, GlobalState, LowerContext, RngOperands
 
 
@@ -64,6 +66,30 @@ def lower_node(
 
 
 Size = Callable[[Any], int]
+
+aten = torch.ops.aten
+
+UNINITIALIZED = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_permuted.default,
+        aten.empty_strided.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+        torch.ops.prims.empty_strided.default,
+    }
+)
+"""Ops of graphs that have no rule: an eager call of one is an allocation and no program."""
+
+
+def uninitialized(b: Builder, out: TensorType, state: GlobalState) -> Value:
+    """Any value, because there is no memory to leave as it is; with deterministic algorithms ATen's own filling."""
+    fill: bool | int | float = 0
+    if state.deterministic and state.fill_uninitialized:
+        inexact = out.dtype.is_floating_point or out.dtype.is_complex
+        fill = math.nan if inexact else out.dtype == torch.bool or torch.iinfo(out.dtype).max
+    return b.constant(fill, out.dtype, out.shape)
 
 
 @dataclass(slots=True)
@@ -143,8 +169,10 @@ class GraphLowering:
         raise AssertionError("graph without output")
 
     def constant(self, node: Node) -> Any:
-        """A tensor that the graph holds."""
+        """A tensor or a graph that the graph holds."""
         t = getattr(self.gm, str(node.target))
+        if isinstance(t, GraphModule):
+            return t
         if t.numel() == 1:
             return self.b.constant(t.item(), t.dtype, t.shape)
         return self.b.reshape(self.b.constant_list(t.flatten().tolist(), t.dtype), t.shape)
@@ -155,13 +183,17 @@ class GraphLowering:
         if isinstance(val, (torch.SymInt, int)):
             return self.size(val)
         args, kwargs = tree_map_only(Node, lambda n: self.env[n], (node.args, dict(node.kwargs)))
+        if isinstance(node.target, HigherOrderOperator):
+            return self.control_flow(node.target, val, args)
         if not isinstance(node.target, OpOverload):
             if getattr(node.target, "__name__", "") == "getitem":
                 return args[0][args[1]]
             raise LoweringMissing("a Python function in a graph has no rule.", op=str(node.target))
-        if node.target is torch.ops.aten.copy_.default:
+        if node.target is aten.copy_.default:
             return self.copy(node, *args)
         types = _types(val, self.size)
+        if node.target in UNINITIALIZED:
+            return uninitialized(self.b, types[0], self.state)
         args, kwargs = scalars_as_values(self.b, node.target, args, kwargs, types)
         rng = None
         if self.draws is not None and node.target in RULES and RULES[node.target].rng:
@@ -170,6 +202,17 @@ class GraphLowering:
         if isinstance(got, Dynamic):
             raise LoweringMissing("data-dependent sizes inside a graph.", op=str(node.target))
         return list(got) if isinstance(val, (tuple, list)) else got[0]
+
+    def control_flow(self, op: HigherOrderOperator, val: Any, args: Sequence[Any]) -> Sequence[Value | None]:
+        rule = control_flow.RULES.get(op)
+        if rule is None:
+            raise LoweringMissing("no program can contain this higher-order op.", op=str(op))
+
+        def emit(gm: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
+            return GraphLowering(self.b, gm, self.state, None, self.size, {}).run(inputs)
+
+        outs = [None if t is None else _types(t, self.size)[0] for t in val]
+        return rule(control_flow.RegionContext(self.b, op, outs, emit), *args)
 
     def copy(self, node: Node, target: Value, source: Value, non_blocking: bool = False) -> Value:
         """A write to an input: the functional graph has it at its end."""
@@ -204,7 +247,8 @@ def scalars_as_values(
         return Value(v.name, v.type, wrapped=True)
 
     def convert(a: Any, x: Any) -> Any:
-        return one(x, entry.scalars.get(a.name, ())) if str(a.type) in _SCALARS else x
+        is_number = str(a.type) in _SCALARS or (str(a.type) == "Tensor" and not isinstance(x, Value))
+        return one(x, entry.scalars.get(a.name, ())) if is_number else x
 
     schema = op._schema.arguments
     by_name = {a.name: a for a in schema}

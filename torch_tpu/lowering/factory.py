@@ -110,9 +110,13 @@ def _filled(value: int) -> Callable[..., Value]:
 
 
 # A zero tensor without storage is plain zeros: a program that reads them folds the constant.
-lowers(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten._efficientzerotensor.default)(
-    _filled(0)
-)
+lowers(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten._efficientzerotensor.default,
+    aten._new_zeros_with_same_feature_meta.default,
+)(_filled(0))
 lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)(_filled(1))
 
 

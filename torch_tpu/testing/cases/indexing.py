@@ -191,6 +191,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = [
     (aten.new_ones.default, (t(2, 3), [4]), {}),
     (aten.full.default, ([2, 3], 2.5), {}),
     (aten._efficientzerotensor.default, ([2, 3],), {}),
+    (aten._new_zeros_with_same_feature_meta.default, (t(2, 3), t(4)), {"self_num_batch_dims": 1}),
     (aten.full_like.default, (t(2, 3), 2.5), {"dtype": I64}),
     (aten.new_full.default, (t(2, 3, dtype=BF16), [4], 2.5), {}),
     (aten.scalar_tensor.default, (2.5,), {}),
