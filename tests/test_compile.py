@@ -462,6 +462,13 @@ def test_data_dependent_op() -> None:
     torch.testing.assert_close(fn(x.to("tpu")).cpu(), x[x > 0].sum() * 2, **TOLERANCE)
 
 
+def test_sizes_that_are_data() -> None:
+    x, counts = tensor(3, 2), torch.tensor([2, 0, 3])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = compiled(lambda x, counts: x.repeat_interleave(counts, 0) * 2)(x.to("tpu"), counts.to("tpu"))
+    torch.testing.assert_close(got.cpu(), x.repeat_interleave(counts, 0) * 2)
+
+
 def test_other_device_inside() -> None:
     fn = compiled(lambda x: (x * 2).cpu() + torch.tensor([1.0, 2.0, 3.0]))
     x = tensor(3)

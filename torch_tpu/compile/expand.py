@@ -101,7 +101,7 @@ def _inline(node: Node, inner: GraphModule, operands: Sequence[Node]) -> None:
     copies: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
     with graph.inserting_before(node):
         for n in [n for n in inner.graph.nodes if n.op == "get_attr"]:
-            name, value = f"{node.name}_{n.target}", held(n)
+            name, value = f"{node.name}_{n.target}".replace(".", "_"), held(n)
             if isinstance(value, torch.Tensor) and not value.dim():
                 with unset_fake_temporarily():  # dynamo's
                     value = value.cpu()  # a number of the program, and no input of it

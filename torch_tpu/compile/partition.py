@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule  # its code is never run, and some of it is no Python
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from torch_tpu.compile.random import is_random
 from torch_tpu.lowering import control_flow
@@ -82,7 +84,7 @@ def _has_rule(node: Node) -> bool:
 
 def held(node: Node) -> Any:
     """The tensor, graph or other object of a node ``get_attr``."""
-    return getattr(node.graph.owning_module, str(node.target))
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
 def is_constant(x: Any) -> bool:
@@ -113,6 +115,11 @@ def symbols(nodes: Iterable[Node]) -> set[Any]:
         for t in tree_leaves(node.meta.get("val")):
             found |= free_symbols([*t.shape, *t.stride()] if isinstance(t, torch.Tensor) else t)
     return found
+
+
+def is_unbacked(symbol: Any) -> bool:
+    """Whether no input of the graph has the number of ``symbol``."""
+    return bool(symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)))
 
 
 def refusal(node: Node) -> str | None:
@@ -155,6 +162,8 @@ def supported(node: Node, *, scalars: bool = False) -> bool:
         return supported(node.args[0], scalars=scalars)  # type: ignore[arg-type]
     if not _has_rule(node):
         return False
+    if any(map(is_unbacked, symbols([node]) - symbols(node.all_input_nodes))):
+        return False  # its size is data
     results = _tensors(node.meta.get("val"))
     operands = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
     objects = [n for n in node.all_input_nodes if n.op == "get_attr" and not _tensors(n.meta.get("val"))]
