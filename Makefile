@@ -41,7 +41,7 @@ setup: .venv/.built
 
 .venv/.built: .venv/.requirements CMakeLists.txt $(CPP)
 	@echo 'Building the extension and installing torch_tpu (some minutes the first time)'
-	$(PIP) install -q --no-build-isolation -e '.[dev,test,demo,hf,cli]'
+	$(PIP) install -q --no-build-isolation -e '.[dev,test,demo,hf,cli,export]'
 	@touch $@
 
 demo: setup

@@ -34,6 +34,7 @@ GUIDES = {
     "torch_tpu/runtime": 1200,
     "torch_tpu/modes": 1000,
     "torch_tpu/compile": 1200,
+    "torch_tpu/export": 800,
 }
 SOURCES = ("csrc", "torch_tpu", "tools", "tests", "examples", "benchmarks")
 

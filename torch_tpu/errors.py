@@ -56,6 +56,24 @@ class IndexOutOfRange(TpuError, IndexError):
     code = "TPU-E106"
 
 
+class ExportUnsupported(TpuError, NotImplementedError):
+    """A model that cannot be saved as a program: dynamic sizes, or inputs that are no tensors."""
+
+    code = "TPU-E111"
+
+
+class ProgramFileInvalid(TpuError, ValueError):
+    """A saved program that is damaged, incomplete, or of a newer format."""
+
+    code = "TPU-E112"
+
+
+class InputMismatch(TpuError, ValueError):
+    """A saved program was called with other inputs than it takes."""
+
+    code = "TPU-E211"
+
+
 class PluginNotFound(TpuError):
     """The PJRT plugin that was asked for is not there, or cannot be loaded."""
 
@@ -78,3 +96,9 @@ class OutOfMemory(TpuError, torch.OutOfMemoryError):
     """The device has no room for a buffer."""
 
     code = "TPU-E304"
+
+
+class ExtraMissing(TpuError, ImportError):
+    """A package of an optional extra is not installed."""
+
+    code = "TPU-E305"

@@ -23,7 +23,7 @@ from torch_tpu.lowering.driver import Draws, lower_graph
 from torch_tpu.lowering.size_math import Sizes, expression
 from torch_tpu.modes import stored
 from torch_tpu.modes.parameters import WIDE, Parameters
-from torch_tpu.modes.plan import Output, Plan
+from torch_tpu.modes.plan import Plan
 
 
 def lower(gm: GraphModule, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
@@ -102,8 +102,7 @@ class _Graph(Parameters):
         plan = Plan(encodings=self.all_encodings)
         if draws is not None:
             plan.counters = draws.used
-        values: list[Value] = []
-        self._write(plan, values, written)
+        values = self.write_back(plan, written)
         self._return(plan, values, results)
         self.finish(plan, values, consumed=self._consumed_slots(consumed))
         return plan
@@ -114,16 +113,6 @@ class _Graph(Parameters):
             self.b, self.gm, inputs, state=self.state, draws=draws, size=self.size, written=written
         )
         return results
-
-    def _write(self, plan: Plan, values: list[Value], written: dict[int, Value]) -> None:
-        current = dict(enumerate(self.bases))
-        for i, value in written.items():
-            target = self.call_args[i][1]
-            view = self.views[target]
-            current[view.slot] = views.write(self.b, current[view.slot], view, value, self.starts[target])
-        for slot in dict.fromkeys(self.views[self.call_args[i][1]].slot for i in written):
-            plan.outputs.append(Output(current[slot].dtype, current[slot].shape, slot=slot))
-            values.append(current[slot])
 
     def _return(self, plan: Plan, values: list[Value], results: list[Any]) -> None:
         output = next(n for n in self.gm.graph.nodes if n.op == "output")

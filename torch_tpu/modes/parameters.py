@@ -6,7 +6,7 @@ storages, packed operands --load--> Values --lowering--> Values --finish--> Plan
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,6 +145,17 @@ class Parameters:
         plan.outputs.append(Output(value.dtype, stored.shape, sizes=value.shape, strides=tuple(strides)))
         values.append(stored)
         return len(values) - 1
+
+    def write_back(self, plan: Plan, written: Mapping[int, Value]) -> list[Value]:
+        """Outputs of ``plan`` that are the next buffers of the storages of written arguments, by their position."""
+        current = dict(enumerate(self.bases))
+        for i, value in written.items():
+            target = self.call.args[i][1]
+            view = self.views[target]
+            current[view.slot] = views.write(self.b, current[view.slot], view, value, self.starts[target])
+        slots = list(dict.fromkeys(self.views[self.call.args[i][1]].slot for i in written))
+        plan.outputs += [Output(current[slot].dtype, current[slot].shape, slot=slot) for slot in slots]
+        return [current[slot] for slot in slots]
 
     def finish(self, plan: Plan, values: list[Value], *, consumed: Collection[int] = ()) -> None:
         """Drop unused parameters, mark donations, print the module. ``consumed``: slots that nobody reads again."""

@@ -26,7 +26,7 @@ from torch_tpu.modes.plan import Output, Plan
 from torch_tpu.runtime import disk_cache, extension
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SOURCES = ("lowering", "ir", "modes", "compile")
+_SOURCES = ("lowering", "ir", "modes", "compile", "export")
 
 log = logging.getLogger("torch_tpu")
 

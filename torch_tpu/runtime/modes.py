@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tpu import _C
@@ -80,4 +81,5 @@ def deferred_stats() -> dict[str, Any]:
 
 @functools.cache
 def _flush_after_steps() -> None:
-    register_optimizer_step_post_hook(lambda *_: flush())
+    # Not in a step that dynamo traces: it would cut the graph there.
+    register_optimizer_step_post_hook(lambda *_: None if torch.compiler.is_compiling() else flush())
