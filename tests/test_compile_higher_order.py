@@ -154,6 +154,14 @@ def test_while_loop() -> None:
     infers(fn, tensor(3), tensor(3))
 
 
+def test_while_loop_with_a_number() -> None:
+    def fn(x, w):
+        return while_loop(lambda i, x: 2 * i < 9, lambda i, x: (i + 1, x * w + i), (0, x))[1]
+
+    infers(fn, tensor(3), tensor(3))
+    infers(fn, torch.tensor([1, 2], dtype=torch.int32), torch.tensor([2, 3], dtype=torch.int32))
+
+
 def test_while_loop_until_data_says_so() -> None:
     def fn(x):
         return while_loop(lambda x: x.abs().max() > 1, lambda x: (x / 2,), (x,))
@@ -264,11 +272,12 @@ def test_random_numbers_inside(caplog) -> None:
     assert "draws numbers" in _reason(caplog, fn, torch.ones(3))
 
 
-def test_a_number_that_is_carried(caplog) -> None:
+def test_a_carried_number_that_is_read(caplog) -> None:
     def fn(x):
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))[1] + 1
+        n, x = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))
+        return x + n
 
-    assert "a result is a number" in _reason(caplog, fn, torch.ones(3))
+    assert "a result that is a number is read" in _reason(caplog, fn, torch.ones(3))
 
 
 # ---- regions and wrappers

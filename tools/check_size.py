@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # lowering: planned at 8000; special functions, pooling, interpolation and random numbers written as rules took more; so
-# did CTC, the ops that PyTorch has no decomposition for, and the checks of arguments that its meta kernels leave out.
-# Programs for graphs of symbolic size (bounded*.py, size_math.py) are 1,500 of its lines.
-TOTAL_LIMITS = {"csrc": 8000, "torch_tpu/lowering": 16400}
+# did CTC, the ops that PyTorch has no decomposition for, checks of arguments that its meta kernels leave out, control flow;
+# programs for graphs of symbolic size (bounded*.py, size_math.py) are 1,500 of its lines.
+TOTAL_LIMITS = {"csrc": 8000, "torch_tpu/lowering": 16500}
 FILE_LIMITS = {".py": 800, ".cpp": 500, ".h": 500}
 FUNCTION_LIMIT = 60  # lines of a Python function; tests and tables of cases may be longer
 

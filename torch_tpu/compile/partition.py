@@ -126,25 +126,29 @@ def refusal(node: Node) -> str | None:
     """Why a program cannot contain the higher-order op of ``node``; None where it can."""
     if node.target not in control_flow.RULES or node.kwargs:
         return "it has no rule"
-    if not all(t is None or isinstance(t, torch.Tensor) for t in node.meta["val"]):
-        return "a result is a number"
+    read = {user.args[1] for user in node.users}
+    if any(not isinstance(t, torch.Tensor | None) and i in read for i, t in enumerate(node.meta["val"])):
+        return "a result that is a number is read"
     known = symbols(node.all_input_nodes)
-    if symbols([node]) - known:
+    if symbols(n for n in node.users) - known:
         return "the size of a result depends on data"
     for gm in graphs(node):
-        if symbols(n for n in gm.graph.nodes if n.op != "output") - known:
-            return "a size or number inside is not one of its operands"
-        for n in gm.graph.nodes:
-            if (why := _refusal_inside(n)) is not None:
+        inner = [n for n in gm.graph.nodes if n.op != "output"]
+        if symbols(n for n in inner if _tensors(n.meta.get("val"))) - known:
+            return "a size inside is not one of its operands"
+        for n in inner:
+            if (why := _refusal_inside(n, known)) is not None:
                 return why
     return None
 
 
-def _refusal_inside(node: Node) -> str | None:
+def _refusal_inside(node: Node, known: set[Any]) -> str | None:
     if node.op == "get_attr" and not is_constant(held(node)):
         return f"a graph holds the tensor {node.target}"
     if node.op != "call_function":
         return None
+    if symbols([node]) - known:  # a number that the loop carries
+        return None if node.target in control_flow.NUMBER_OPS else f"{node.target} of a number that is carried"
     if is_random(node.target):
         return f"{node.target} draws numbers, and how many must be known before"
     if node.target is aten.copy_.default or not supported(node, scalars=True):
@@ -162,12 +166,13 @@ def supported(node: Node, *, scalars: bool = False) -> bool:
         return supported(node.args[0], scalars=scalars)  # type: ignore[arg-type]
     if not _has_rule(node):
         return False
-    if any(map(is_unbacked, symbols([node]) - symbols(node.all_input_nodes))):
+    is_higher_order = isinstance(node.target, HigherOrderOperator)
+    if not is_higher_order and any(map(is_unbacked, symbols([node]) - symbols(node.all_input_nodes))):
         return False  # its size is data
     results = _tensors(node.meta.get("val"))
     operands = [t for n in node.all_input_nodes for t in _tensors(n.meta.get("val"))]
     objects = [n for n in node.all_input_nodes if n.op == "get_attr" and not _tensors(n.meta.get("val"))]
-    if isinstance(node.target, HigherOrderOperator):
+    if is_higher_order:
         objects = []  # its graphs
         read = {user.args[1] for user in node.users}
         results = [t for i, t in enumerate(node.meta["val"]) if i in read and t is not None]

@@ -6,6 +6,7 @@ where it is called. Regions read values of the program around them, so what a gr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -47,6 +48,35 @@ class RegionContext:
         return [r for r in results if r is not None]
 
 
+_ARITHMETIC = {operator.add: "add", operator.sub: "subtract", operator.mul: "multiply"}
+_COMPARISONS = {
+    operator.lt: "LT",
+    operator.le: "LE",
+    operator.gt: "GT",
+    operator.ge: "GE",
+    operator.eq: "EQ",
+    operator.ne: "NE",
+}
+NUMBER_OPS = frozenset({*_ARITHMETIC, *_COMPARISONS})
+"""What a graph may do with a number that a loop carries."""
+
+
+def _number(b: Builder, x: Value | int) -> Value:
+    return x if isinstance(x, Value) else b.constant(x, torch.int64)
+
+
+def _wrapped(x: Value) -> Value:
+    return Value(x.name, x.type, wrapped=True)
+
+
+def compute_number(b: Builder, op: Any, x: Value | int, y: Value | int) -> Value:
+    """``op``, of `NUMBER_OPS`, of two numbers, at least one of them known only when the program runs."""
+    x, y = _number(b, x), _number(b, y)
+    if op in _ARITHMETIC:
+        return _wrapped(b.binary(_ARITHMETIC[op], x, y))
+    return b.compare(_COMPARISONS[op], x, y)
+
+
 Rule: TypeAlias = Callable[..., Sequence[Value | None]]
 
 
@@ -70,20 +100,26 @@ def while_loop(
     cx: RegionContext,
     cond_graph: GraphModule,
     body_graph: GraphModule,
-    carried: Sequence[Value],
+    carried: Sequence[Value | int],
     additional: Sequence[Any],
 ) -> Sequence[Value]:
-    """``carried`` goes through ``body_graph`` while ``cond_graph`` of it holds."""
-    types = [v.type for v in carried]
+    """``carried`` goes through ``body_graph`` while ``cond_graph`` of it holds. A number is carried as an int64."""
+    init = [_number(cx.b, v) for v in carried]
+    types = [v.type for v in init]
+
+    def given(state: Sequence[Value]) -> list[Any]:
+        numbers = zip(state, carried, strict=True)
+        return [*(v if isinstance(start, Value) else _wrapped(v) for v, start in numbers), *additional]
 
     def holds(state: Sequence[Value]) -> Value:
-        (flag,) = cx.emit(cond_graph, [*state, *additional])
+        (flag,) = cx.emit(cond_graph, given(state))
         return flag if isinstance(flag, Value) else cx.b.constant(flag, torch.bool)
 
     def body(state: Sequence[Value]) -> Sequence[Value]:
-        return cx.checked(cx.emit(body_graph, [*state, *additional]), types)
+        got = cx.emit(body_graph, given(state))
+        return cx.checked([_number(cx.b, v) for v in got], types)
 
-    return cx.b.while_(carried, holds, body)
+    return cx.b.while_(init, holds, body)
 
 
 def scan(

@@ -180,9 +180,11 @@ class GraphLowering:
     def call(self, node: Node) -> Any:
         """What ``node``, a call, is."""
         val = node.meta.get("val")
+        args, kwargs = tree_map_only(Node, lambda n: self.env[n], (node.args, dict(node.kwargs)))
+        if node.target in control_flow.NUMBER_OPS and any(isinstance(x, Value) for x in args):
+            return control_flow.compute_number(self.b, node.target, *args)
         if isinstance(val, (torch.SymInt, int)):
             return self.size(val)
-        args, kwargs = tree_map_only(Node, lambda n: self.env[n], (node.args, dict(node.kwargs)))
         if isinstance(node.target, HigherOrderOperator):
             return self.control_flow(node.target, val, args)
         if not isinstance(node.target, OpOverload):
@@ -211,7 +213,7 @@ class GraphLowering:
         def emit(gm: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
             return GraphLowering(self.b, gm, self.state, None, self.size, {}).run(inputs)
 
-        outs = [None if t is None else _types(t, self.size)[0] for t in val]
+        outs = [_types(t, self.size)[0] if isinstance(t, torch.Tensor) else None for t in val]
         return rule(control_flow.RegionContext(self.b, op, outs, emit), *args)
 
     def copy(self, node: Node, target: Value, source: Value, non_blocking: bool = False) -> Value:
