@@ -256,6 +256,26 @@ def test_training_embedding() -> None:
     _train(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)), torch.randint(0, 10, (3, 5)))
 
 
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (torch.nn.functional.bilinear, ((4, 3), (4, 5), (2, 3, 5))),
+        (lambda x: torch.linalg.pinv(x), ((4, 3),)),
+        (
+            lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2, 2], device=x.device), unsafe=True),
+            ((4, 3),),
+        ),
+    ],
+    ids=["bilinear", "pinv", "segment_reduce"],
+)
+def test_composite_ops_split_nothing(fn, shapes) -> None:
+    given = [tensor(*s).to("tpu") for s in shapes]
+    before = extension.cache_stats()["misses"]
+    got = compiled(fn)(*given)
+    assert extension.cache_stats()["misses"] <= before + 2  # the constant of segment_reduce
+    torch.testing.assert_close(got.cpu(), fn(*[t.cpu() for t in given]), **TOLERANCE)
+
+
 def test_retain_graph_is_refused_or_right() -> None:
     x = tensor(4).to("tpu").requires_grad_()
     with torch._functorch.config.patch(donated_buffer=False):

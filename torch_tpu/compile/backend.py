@@ -20,9 +20,27 @@ import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
 from torch_tpu.compile import expand, graph, random
 from torch_tpu.errors import CompileOptionUnknown
 from torch_tpu.lowering import bounded
+from torch_tpu.lowering.composed import COMPOSED
 from torch_tpu.lowering.registry import RULES
 
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def _trilinear(
+    i1: torch.Tensor, i2: torch.Tensor, i3: torch.Tensor,
+    expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    dims = range(i1.dim() + len(expand1))
+    letters = ["".join(chr(ord("a") + d) for d in dims if d not in out) for out in (expand1, expand2, expand3, sumdim)]
+    return torch.einsum(f"{letters[0]},{letters[1]},{letters[2]}->{letters[3]}", i1, i2, i3)
+
+
+_pinv = torch.ops.aten.linalg_pinv.atol_rtol_tensor
+_COMPOSITE: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._trilinear.default: _trilinear,
+    _pinv: partial(_pinv._op_dk, torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional),
+}
+"""For ops that eager mode runs by PyTorch's composite kernels, which a trace does not see into."""
 
 
 @cache
@@ -36,7 +54,8 @@ def decompositions(symbolic: bool = False) -> dict[Any, Callable[..., Any]]:
     def is_lowered(op: Any) -> bool:
         return op in RULES and not RULES[op].writes and (not symbolic or bounded.has_form(op) or RULES[op].rng)
 
-    return {op: fn for op, fn in decomposition_table.items() if not is_lowered(op)} | random.DECOMPOSITIONS
+    known = {**decomposition_table, **COMPOSED, **_COMPOSITE}
+    return {op: fn for op, fn in known.items() if not is_lowered(op)} | random.DECOMPOSITIONS
 
 
 def _donated() -> Sequence[int]:
