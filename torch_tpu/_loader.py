@@ -60,6 +60,7 @@ def _first_use() -> Any:
     from torch_tpu.runtime import extension
 
     extension.set_max_programs(config.MAX_PROGRAMS.value)
+    extension.keep_optimized(config.DUMP_DIR.value is not None)
     extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
     if (mode := config.EAGER_MODE.value) != "strict":
         from torch_tpu.runtime import modes
@@ -137,7 +138,7 @@ def _fuse(*request: Any) -> Any:
 
 
 @_hidden
-def _compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:
+def _compiled(op: str, stablehlo: str, store_key: str, executable: bytes, optimized: bytes, duration_ms: float) -> None:
     from torch_tpu.modes import stored
 
-    stored.compiled(op, stablehlo, store_key, executable, duration_ms)
+    stored.compiled(op, stablehlo, store_key, executable, optimized, duration_ms)

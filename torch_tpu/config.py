@@ -238,7 +238,8 @@ DUMP_DIR: Setting[Path | None] = Setting(
     default=lambda: None,
     shown_default="not set",
     parse=path,
-    help="Folder that gets the StableHLO and the key of each program; nothing is written when it is not set.",
+    help="Folder that gets the StableHLO of each program, the FX text of compiled graphs, and the optimised HLO of what is "
+    "compiled in this process; nothing is written when it is not set.",
 )
 CACHE: Setting[bool] = Setting(
     name="TORCH_TPU_CACHE",

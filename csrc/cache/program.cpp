@@ -18,6 +18,7 @@ size_t words_of(const std::vector<Encoding>& operands) {
 ProgramSpec without_text(ProgramSpec spec, bool compiled) {
   if (compiled) spec.stablehlo = {};
   spec.serialized = {};
+  spec.compile_options = {};
   spec.store_key = {};
   return spec;
 }

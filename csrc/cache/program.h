@@ -40,10 +40,11 @@ struct ResizeSpec {
 struct ProgramSpec {
   enum Rung : int8_t { kProgram, kComposite, kCpu };
   Rung rung = kProgram;
-  std::string stablehlo;       // or
-  std::string serialized;      // an executable from the disk cache
-  std::vector<int> arg_slots;  // storages that are parameters, in order; the packed operands follow
-  std::vector<int> donated;    // parameters (indices into arg_slots) that an output aliases
+  std::string stablehlo;        // or
+  std::string serialized;       // an executable from the disk cache
+  std::string compile_options;  // empty: the runtime's
+  std::vector<int> arg_slots;   // storages that are parameters, in order; the packed operands follow
+  std::vector<int> donated;     // parameters (indices into arg_slots) that an output aliases
   std::vector<int>
       consumed;  // of these, parameters whose storage nobody reads again: it is left without contents
   std::vector<Encoding> operands;

@@ -40,7 +40,8 @@ int64_t global_state_word(bool deferred) {
          static_cast<int64_t>(cx.deterministicAlgorithms()) << 8 |
          static_cast<int64_t>(cx.deterministicFillUninitializedMemory()) << 9 |
          static_cast<int64_t>(cx.float32MatmulPrecision()) << 10 |
-         static_cast<int64_t>(Runtime::get().host_kernels()) << 12 | static_cast<int64_t>(deferred) << 13;
+         static_cast<int64_t>(Runtime::get().host_kernels()) << 12 | static_cast<int64_t>(deferred) << 13 |
+         compiler_options() << 16;
 }
 
 Call::Call(OpRecord& record, torch::jit::Stack& stack)

@@ -11,6 +11,7 @@ namespace {
 Lowering g_lowering;
 
 std::atomic<int64_t> g_compiled{0}, g_loaded{0};
+std::atomic<bool> g_keep_optimized{false};
 
 std::optional<pjrt::Executable> load(const ProgramSpec& spec) {
   if (spec.serialized.empty()) return std::nullopt;
@@ -26,7 +27,9 @@ std::optional<pjrt::Executable> load(const ProgramSpec& spec) {
 pjrt::Executable compile(const ProgramSpec& spec) {
   const Runtime& runtime = Runtime::get();
   try {
-    pjrt::Executable executable = runtime.client().compile(spec.stablehlo, runtime.compile_options());
+    const std::string& options =
+        spec.compile_options.empty() ? runtime.compile_options() : spec.compile_options;
+    pjrt::Executable executable = runtime.client().compile(spec.stablehlo, options);
     g_compiled.fetch_add(1, std::memory_order_relaxed);
     return executable;
   } catch (const pjrt::Error& e) {
@@ -47,6 +50,8 @@ std::string serialized(const pjrt::Executable& executable) {
 
 }  // namespace
 
+void keep_optimized(bool wanted) { g_keep_optimized = wanted; }
+
 void install_lowering(Lowering lowering) { g_lowering = std::move(lowering); }
 
 ProgramSpec lower_call(const Call& call) { return g_lowering.lower(call); }
@@ -57,7 +62,7 @@ ProgramSpec lower_reshape(c10::ScalarType dtype, DimsRef from, DimsRef to) {
 
 ProgramRef compile_spec(ProgramSpec spec) {
   std::optional<pjrt::Executable> executable;
-  std::string stablehlo, store_key, bytes;
+  std::string stablehlo, store_key, bytes, optimized;
   double duration_ms = 0;
   Runtime::without_gil([&] {
     if (std::optional<pjrt::Executable> found = load(spec)) executable.emplace(std::move(*found));
@@ -66,10 +71,11 @@ ProgramRef compile_spec(ProgramSpec spec) {
     executable.emplace(compile(spec));
     duration_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     if (!spec.store_key.empty()) bytes = serialized(*executable);
+    if (g_keep_optimized) optimized = executable->optimized_program();
     if (!bytes.empty()) store_key = std::move(spec.store_key);
     stablehlo = std::move(spec.stablehlo);
   });
-  if (!stablehlo.empty()) g_lowering.compiled(spec.name, stablehlo, store_key, bytes, duration_ms);
+  if (!stablehlo.empty()) g_lowering.compiled(spec.name, stablehlo, store_key, bytes, optimized, duration_ms);
   ProgramRef program;
   Runtime::without_gil(
       [&] { program = c10::make_intrusive<Program>(std::move(spec), std::move(executable)); });

@@ -11,13 +11,16 @@ struct Lowering {
   std::function<ProgramSpec(c10::ScalarType, DimsRef, DimsRef)> reshape;
   // After a compile: for the log, and for the disk cache if `store_key` is not empty.
   std::function<void(const std::string& op, const std::string& stablehlo, const std::string& store_key,
-                     const std::string& executable, double duration_ms)>
+                     const std::string& executable, const std::string& optimized, double duration_ms)>
       compiled;
 };
 void install_lowering(Lowering lowering);
 
 ProgramSpec lower_call(const Call& call);
 ProgramSpec lower_reshape(c10::ScalarType dtype, DimsRef from, DimsRef to);
+
+// Whether `compiled` is told the optimised program too.
+void keep_optimized(bool wanted);
 
 // Loads what the disk cache had, or compiles. Blocks for milliseconds to minutes; releases the GIL. Throws
 // E104, or E304 if the device has no room for the program.

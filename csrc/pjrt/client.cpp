@@ -57,6 +57,12 @@ void put_int(std::string& out, int field, uint64_t value) {
   put_varint(out, value);
 }
 
+// Fields of ExecutableBuildOptionsProto.
+constexpr std::pair<const char*, int> kLevels[] = {{"xla_optimization_level", 24},
+                                                   {"xla_memory_fitting_level", 25}};
+// ExecutionOptions.EffortLevel of "O0" to "O3".
+uint64_t effort(const std::string& level) { return 10 * static_cast<uint64_t>(level.back() - '0') + 9; }
+
 template <class Args>
 void require(const PJRT_Api* api, PJRT_Error* (*PJRT_Api::*member)(Args*), const char* function) {
   if (!has_function(api, member)) throw_too_old(api, function);
@@ -80,10 +86,15 @@ std::string compile_options(bool portable, const std::map<std::string, std::stri
   std::string build;     // ExecutableBuildOptionsProto
   put_int(build, 4, 1);  // num_replicas
   put_int(build, 5, 1);  // num_partitions
-  std::string out;       // CompileOptionsProto
+  for (const auto& [name, field] : kLevels) {
+    if (const auto level = flags.find(name); level != flags.end())
+      put_int(build, field, effort(level->second));
+  }
+  std::string out;  // CompileOptionsProto
   put_bytes(out, 3, build);
   if (portable) put_int(out, 4, 1);
   for (const auto& [name, value] : flags) {  // env_option_overrides: map<string, OptionOverrideProto>
+    if (name == kLevels[0].first || name == kLevels[1].first) continue;
     std::string option;
     if (value == "true" || value == "false") {
       put_int(option, 2, value == "true");  // bool_field

@@ -33,7 +33,8 @@ struct ProgramStats {
 };
 
 // Serialised CompileOptionsProto for one replica and one partition; `portable` programs run on any device of
-// the client. `flags` are XLA debug options by name ("xla_allow_excess_precision": "false").
+// the client. `flags` are XLA debug options by name ("xla_allow_excess_precision": "false"), and two levels,
+// O0 to O3: xla_optimization_level, xla_memory_fitting_level.
 std::string compile_options(bool portable, const std::map<std::string, std::string>& flags);
 
 class Client {

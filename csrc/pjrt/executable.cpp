@@ -51,6 +51,25 @@ std::string Executable::serialize() const {
   return bytes;
 }
 
+std::string Executable::optimized_program() const {
+  if (!has_function(api_, &PJRT_Api::PJRT_Executable_OptimizedProgram)) return {};
+  const Unloaded unloaded(api_, loaded_);
+  PJRT_Program program{.struct_size = PJRT_Program_STRUCT_SIZE};
+  PJRT_Executable_OptimizedProgram_Args args{.struct_size = PJRT_Executable_OptimizedProgram_Args_STRUCT_SIZE,
+                                             .executable = unloaded.get,
+                                             .program = &program};
+  std::string text;
+  for (int pass = 0; pass < 2; ++pass) {  // the size, then the program
+    if (PJRT_Error* e = api_->PJRT_Executable_OptimizedProgram(&args)) {
+      take_error(api_, e, "PJRT_Executable_OptimizedProgram");  // optional in practice
+      return {};
+    }
+    if (pass == 0) text.resize(program.code_size);
+    program.code = text.data();
+  }
+  return text;
+}
+
 int64_t Executable::code_bytes() const {
   if (!has_function(api_, &PJRT_Api::PJRT_Executable_SizeOfGeneratedCodeInBytes)) return 0;
   const Unloaded unloaded(api_, loaded_);

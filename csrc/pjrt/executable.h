@@ -27,7 +27,8 @@ class Executable {
   Event launch(const Launch& launch) const;
 
   std::string serialize() const;
-  int64_t code_bytes() const;  // 0 where the plugin cannot tell
+  std::string optimized_program() const;  // in the plugin's format; empty where it has none
+  int64_t code_bytes() const;             // 0 where the plugin cannot tell
 
  private:
   const PJRT_Api* api_;

@@ -262,6 +262,7 @@ ProgramSpec spec_of(const py::object& plan, std::string name) {
   if (spec.rung != ProgramSpec::kProgram) return spec;
   spec.stablehlo = plan.attr("stablehlo").cast<std::string>();
   spec.serialized = plan.attr("serialized").cast<std::string>();
+  spec.compile_options = plan.attr("compile_options").cast<std::string>();
   spec.store_key = plan.attr("store_key").cast<std::string>();
   spec.arg_slots = plan.attr("arg_slots").cast<std::vector<int>>();
   spec.donated = plan.attr("donated").cast<std::vector<int>>();
@@ -362,8 +363,10 @@ void install(py::object describe, py::object lower, py::object reshape, py::obje
            },
        .compiled =
            [fns](const std::string& op, const std::string& stablehlo, const std::string& store_key,
-                 const std::string& executable, double duration_ms) {
-             with_python([&] { (*fns)[3](op, stablehlo, store_key, py::bytes(executable), duration_ms); });
+                 const std::string& executable, const std::string& optimized, double duration_ms) {
+             with_python([&] {
+               (*fns)[3](op, stablehlo, store_key, py::bytes(executable), py::bytes(optimized), duration_ms);
+             });
            }});
 }
 

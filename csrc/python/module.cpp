@@ -247,6 +247,37 @@ py::dict stats_of_deferred() {
   return out;
 }
 
+// What the compiler says of these options, asked with a program that does nothing; empty: it takes them.
+std::string compile_options_error(const std::map<std::string, std::string>& flags) {
+  const Runtime& runtime = Runtime::get();
+  const py::gil_scoped_release release;
+  try {
+    runtime.client().compile(
+        "module @nothing {\nfunc.func public @main(%x: tensor<f32>) -> tensor<f32> {\nreturn %x : "
+        "tensor<f32>\n}\n}\n",
+        runtime.compile_options(flags));
+    return {};
+  } catch (const pjrt::Error& e) {
+    return e.what();
+  }
+}
+
+void bind_compiler_options(py::module_& m) {
+  m.def("compiler_options", &compiler_options);
+  m.def("set_compiler_options", [](int64_t number) {
+    translated(
+        [&] { flush_all(FlushReason::kMode); });  // what is recorded keeps the options it was called with
+    set_compiler_options(number);
+  });
+  m.def("compile_options", [](const std::map<std::string, std::string>& flags) {
+    return translated([&] { return py::bytes(Runtime::get().compile_options(flags)); });
+  });
+  m.def("compile_options_error", [](const std::map<std::string, std::string>& flags) {
+    return translated([&] { return compile_options_error(flags); });
+  });
+  m.def("keep_optimized", &keep_optimized);
+}
+
 void bind_modes(py::module_& m) {
   m.def("eager_mode", [] { return static_cast<int>(eager_mode()); });
   m.def("set_process_mode", [](int mode) {
@@ -285,6 +316,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   torch_tpu::bind_runtime(m);
   torch_tpu::bind_cache(m);
   torch_tpu::bind_modes(m);
+  torch_tpu::bind_compiler_options(m);
   torch_tpu::bind_tools(m);
   torch_tpu::bind_lowering(m);
   torch_tpu::bind_bounds(m);

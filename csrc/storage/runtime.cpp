@@ -240,13 +240,17 @@ Runtime::Runtime(PluginSpec spec) : spec_(std::move(spec)) {
     devices_.back()->device = d;
   }
   TORCH_TPU_CHECK(E301, !devices_.empty(), "PJRT plugin ", spec_.path, " has no addressable device.");
-  std::map<std::string, std::string> flags = {{"xla_allow_excess_precision", "false"}};
   if (client_->platform_name() == "cpu") {
-    flags["xla_cpu_enable_fast_min_max"] = "false";  // fast ones drop NaN
+    flags_["xla_cpu_enable_fast_min_max"] = "false";  // fast ones drop NaN
     host_kernels_ =
         spec_.host_kernels && client_->host_addressable() && register_host_kernels(client_->api());
   }
-  compile_options_ = pjrt::compile_options(/*portable=*/true, flags);
+  compile_options_ = compile_options({});
+}
+
+std::string Runtime::compile_options(std::map<std::string, std::string> flags) const {
+  flags.insert(flags_.begin(), flags_.end());
+  return pjrt::compile_options(/*portable=*/true, flags);
 }
 
 DeviceState& Runtime::device(int index) {

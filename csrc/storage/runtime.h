@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -121,6 +122,8 @@ class Runtime {
   int device_count() const { return static_cast<int>(devices_.size()); }
   DeviceState& device(int index);  // throws E202
   const std::string& compile_options() const { return compile_options_; }
+  // The same with other flags, which win over ours.
+  std::string compile_options(std::map<std::string, std::string> flags) const;
   // Whether programs may call the handlers of ffi/host_kernels.h.
   bool host_kernels() const { return host_kernels_; }
   void synchronize_all();
@@ -130,6 +133,7 @@ class Runtime {
   PluginSpec spec_;
   std::unique_ptr<pjrt::Client> client_;
   std::vector<std::unique_ptr<DeviceState>> devices_;
+  std::map<std::string, std::string> flags_ = {{"xla_allow_excess_precision", "false"}};
   std::string compile_options_;
   bool host_kernels_ = false;
 };

@@ -31,7 +31,32 @@ const std::shared_ptr<c10::SafePyObject>& token(EagerMode mode) {
   return (*tokens)[static_cast<size_t>(mode)];
 }
 
+// The number of a set of compiler options, as an object of the thread-local state.
+struct OptionsToken final : c10::SafePyObject {
+  explicit OptionsToken(int64_t number) : SafePyObject(nullptr, nullptr), number(number) {}
+  const int64_t number;
+};
+std::atomic<bool> g_any_options{false};
+const std::string& options_name() {
+  static const std::string name = "torch_tpu.compiler_options";
+  return name;
+}
+
 }  // namespace
+
+int64_t compiler_options() {
+  if (!g_any_options.load(std::memory_order_relaxed) || !Objects::contains(options_name())) return 0;
+  return static_cast<const OptionsToken&>(*Objects::get(options_name())).number;
+}
+
+void set_compiler_options(int64_t number) {
+  if (number != 0) {
+    g_any_options = true;
+    Objects::set(options_name(), std::make_shared<OptionsToken>(number));
+  } else if (Objects::contains(options_name())) {
+    Objects::erase(options_name());
+  }
+}
 
 std::optional<EagerMode> thread_mode() {
   if (!g_any_thread.load(std::memory_order_relaxed) || !Objects::contains(name())) return std::nullopt;

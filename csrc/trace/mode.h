@@ -15,4 +15,9 @@ void set_process_mode(EagerMode mode);
 void set_thread_mode(std::optional<EagerMode> mode);
 std::optional<EagerMode> thread_mode();
 
+// Number of the set of compiler options in force in this thread, part of every program key; 0: the defaults.
+// What the numbers mean is Python's (runtime/compiler.py). Handed on to the engine's threads like the mode.
+int64_t compiler_options();
+void set_compiler_options(int64_t number);
+
 }  // namespace torch_tpu

@@ -22,6 +22,7 @@ from torch_tpu.errors import CompileOptionUnknown
 from torch_tpu.lowering import bounded
 from torch_tpu.lowering.composed import COMPOSED
 from torch_tpu.lowering.registry import RULES
+from torch_tpu.runtime import compiler
 
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -65,9 +66,20 @@ def _donated() -> Sequence[int]:
     return () if meta is None else meta.bw_donated_idxs or ()
 
 
-def _compile(kind: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compile(
+    kind: str, options: compiler.Options, gm: GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
     expand.expand(gm, decompositions())
-    return graph.compile_graph(gm, kind, consumed=_donated() if kind == "backward" else ())
+    run = graph.compile_graph(gm, kind, consumed=_donated() if kind == "backward" else ())
+    if not options:
+        return run
+
+    def run_with_options(args: list[Any]) -> Any:
+        with compiler.in_force(options):
+            return run(args)
+
+    run_with_options._boxed_call = True  # type: ignore[attr-defined]  # as in graph.py
+    return run_with_options
 
 
 def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -95,21 +107,18 @@ def tpu(
         gm: dynamo's graph.
         example_inputs: its inputs, fake.
         mode: Inductor's names are taken and change nothing.
-        options: none are known yet.
+        options: of XLA, by name, for the programs of this graph; see `torch.tpu.compiler.custom_compiler_options`.
 
     Raises:
-        CompileOptionUnknown: an option or a mode that does not exist.
+        CompileOptionUnknown: a mode that does not exist, or an option that the plugin's compiler does not take.
     """
     if mode is not None and mode not in _MODES:
         raise CompileOptionUnknown(f"there is no mode {mode!r}.", hint=f"use one of {', '.join(_MODES)}.")
-    if options:
-        raise CompileOptionUnknown(
-            f"the backend 'tpu' has no option {next(iter(options))!r}.", hint="leave out options=."
-        )
+    given = compiler.normalized(options) if options else ()
     backend = aot_autograd(
-        fw_compiler=partial(_compile, "forward"),
-        bw_compiler=partial(_compile, "backward"),
-        inference_compiler=partial(_compile, "inference"),
+        fw_compiler=partial(_compile, "forward", given),
+        bw_compiler=partial(_compile, "backward", given),
+        inference_compiler=partial(_compile, "inference", given),
         partition_fn=_partition,
         decompositions=decompositions(_is_symbolic(example_inputs)),
         keep_inference_input_mutations=True,

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
-from torch_tpu.compile import bounds, lower, partition
+from torch_tpu.compile import bounds, insight, lower, partition
 from torch_tpu.compile.random import is_random
 from torch_tpu.runtime import disk_cache, extension
 
@@ -67,6 +67,7 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[
     inputs = [n for n in nodes if n.op == "placeholder"]
     text = _describe_graph(gm)
     name = f"{kind}_{disk_cache.digest(text)[:12]}"
+    insight.made(gm, name)
     rng = any(is_random(n.target) for n in nodes)
     written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})
     kinds = "".join("t" if isinstance(n.meta.get("val"), torch.Tensor) else "s" for n in inputs)

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_tpu.compile import bounds as bounding
-from torch_tpu.compile import partition
+from torch_tpu.compile import insight, partition
 from torch_tpu.errors import LoweringMissing
 from torch_tpu.ir.builder import Value
 from torch_tpu.lowering import bounded, views
@@ -28,7 +28,7 @@ from torch_tpu.modes.plan import Plan
 
 def lower(gm: GraphModule, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
     """The plan of ``gm`` for ``call`` (a MissCall). ``text`` is all of the graph that the program depends on."""
-    return _plan(text, call, lambda: _Graph(gm, call, rng).lower(consumed))
+    return _plan(gm, text, call, lambda: _Graph(gm, call, rng).lower(consumed))
 
 
 def lower_bounded(
@@ -40,16 +40,17 @@ def lower_bounded(
         Unbounded: an op has no bounded form.
     """
     text = f"{text}\n{sorted((str(s), int(n)) for s, n in bounds.items())}"
-    return _plan(text, call, lambda: _BoundedGraph(gm, call, bounds).lower(consumed))
+    return _plan(gm, text, call, lambda: _BoundedGraph(gm, call, bounds).lower(consumed))
 
 
-def _plan(text: str, call: Any, make: Callable[[], Plan]) -> Plan:
+def _plan(gm: GraphModule, text: str, call: Any, make: Callable[[], Plan]) -> Plan:
     name = stored.plan_name(call, None, text)
     plan = stored.find_plan(name)
     if plan is None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plan = make()
         stored.keep_plan(name, plan)
+    insight.lowered(gm, call, plan.stablehlo)
     return stored.attach_executable(plan)
 
 

@@ -24,6 +24,8 @@ WIDE = (torch.float64, torch.complex128)
 _DEFAULT_DTYPES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
 # Bit of the state word: the call is recorded, see fused.py. Lowering does not depend on it.
 DEFERRED = 1 << 13
+# Above it: the number of the compiler options in force (runtime/compiler.py). Lowering does not depend on it either.
+OPTIONS_SHIFT = 16
 _PRECISIONS = ("HIGHEST", "HIGH", "DEFAULT")  # at::Float32MatmulPrecision
 
 

@@ -32,6 +32,7 @@ class Plan:
     stablehlo: str = ""
     serialized: bytes = b""
     store_key: str = ""
+    compile_options: bytes = b""  # as PJRT takes them; empty: the runtime's
     arg_slots: list[int] = field(default_factory=list)
     donated: list[int] = field(default_factory=list)
     consumed: list[int] = field(default_factory=list)

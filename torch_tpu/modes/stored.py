@@ -21,9 +21,9 @@ import torch
 
 from torch_tpu import config
 from torch_tpu.lowering.registry import RULES, RuleEntry
-from torch_tpu.modes.parameters import DEFERRED
+from torch_tpu.modes.parameters import DEFERRED, OPTIONS_SHIFT
 from torch_tpu.modes.plan import Output, Plan
-from torch_tpu.runtime import disk_cache, extension
+from torch_tpu.runtime import compiler, disk_cache, extension, hlo
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = ("lowering", "ir", "modes", "compile", "export")
@@ -94,8 +94,9 @@ def plan_name(call: Any, entry: RuleEntry | None, graph: str = "") -> str:
     sources = _rules_digest(entry)
     if not sources:
         return ""
+    state = call.state & ~DEFERRED & (1 << OPTIONS_SHIFT) - 1
     try:
-        text = _stable((call.name, call.state & ~DEFERRED, call.args, call.tensors, call.slots, call.operands))
+        text = _stable((call.name, state, call.args, call.tensors, call.slots, call.operands))
     except TypeError:
         return ""
     return disk_cache.digest(text, graph, sources, disk_cache.build_fingerprint()) + ".plan"
@@ -167,25 +168,38 @@ def keep_plan(name: str, plan: Plan) -> None:
 
 
 def attach_executable(plan: Plan) -> Plan:
-    """Give ``plan`` its compiled program from the disk, else the name under which C++ is to keep it."""
+    """Give ``plan`` the compiler options in force, and its compiled program from the disk, else a name to keep it under."""
+    if plan.stablehlo:
+        plan.compile_options = compiler.serialized()
     if plan.stablehlo and disk_cache.enabled():
-        plan.store_key = disk_cache.digest(plan.stablehlo, disk_cache.build_fingerprint()) + ".exe"
+        options = [plan.compile_options] if plan.compile_options else []
+        plan.store_key = disk_cache.digest(plan.stablehlo, disk_cache.build_fingerprint(), *options) + ".exe"
         plan.serialized = disk_cache.load(plan.store_key) or b""
-    _dump(plan.stablehlo)
+    if plan.stablehlo and (path := _dump_path(plan.stablehlo)) is not None:
+        path.with_suffix(".mlir").write_text(plan.stablehlo, encoding="utf-8")
     return plan
 
 
 # ---- what the user may see
 
 
-def _dump(stablehlo: str) -> None:
+def _dump_path(stablehlo: str) -> Path | None:
+    """Where the dumps of this program go, without a suffix."""
     folder = config.DUMP_DIR.value
-    if folder is None or not stablehlo:
-        return
+    if folder is None:
+        return None
     name = re.match(r"module @(\w+)", stablehlo)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name[1] if name else 'program'}_{disk_cache.digest(stablehlo)[:16]}.mlir"
-    path.write_text(stablehlo, encoding="utf-8")
+    return folder / f"{name[1] if name else 'program'}_{disk_cache.digest(stablehlo)[:16]}"
+
+
+def _write_optimized(path: Path, optimized: bytes) -> None:
+    """Text, or for lack of a printer the bytes that one can print elsewhere."""
+    text = hlo.text(optimized)
+    if text is None:
+        path.with_suffix(".hlo.pb").write_bytes(optimized)
+    else:
+        path.with_suffix(".hlo.txt").write_text(text, encoding="utf-8")
 
 
 @functools.cache
@@ -207,10 +221,13 @@ def _signature(stablehlo: str) -> str:
     return f"{types(args + ')')} -> {types(results)}"
 
 
-def compiled(op: str, stablehlo: str, store_key: str, executable: bytes, duration_ms: float) -> None:
-    """C++ compiled a program of ``op``: log it and keep it."""
+def compiled(op: str, stablehlo: str, store_key: str, executable: bytes, optimized: bytes, duration_ms: float) -> None:
+    """C++ compiled a program of ``op``: log it and keep it. ``optimized``: as the plugin gives it, if it was asked."""
     if config.DEBUG.value >= 1:
         _show_log()
+    if log.isEnabledFor(logging.INFO):
         log.info("compiled %s %s in %.1f ms", op, _signature(stablehlo), duration_ms)
+    if optimized and (path := _dump_path(stablehlo)) is not None:
+        _write_optimized(path, optimized)
     if store_key:
         disk_cache.store(store_key, executable)

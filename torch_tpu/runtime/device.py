@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_tpu import _C
-from torch_tpu.runtime import memory, random
+from torch_tpu.runtime import compiler, memory, random
 from torch_tpu.runtime import modes as _modes
 from torch_tpu.runtime.inspect import check_accuracy, detect_nonfinite
 from torch_tpu.runtime.memory import (
@@ -51,6 +51,7 @@ __all__ = [
     "Event",
     "Stream",
     "check_accuracy",
+    "compiler",
     "current_device",
     "current_stream",
     "default_generators",

@@ -16,6 +16,7 @@ register_kernels = _C.register_kernels
 cache_stats = _C.cache_stats
 clear_cache = _C.clear_cache
 set_max_programs = _C.set_max_programs
+keep_optimized = _C.keep_optimized
 set_cpu_fallback = _C.set_cpu_fallback
 cpu_fallback_counts = _C.cpu_fallback_counts
 plugin_info = _C.plugin_info
