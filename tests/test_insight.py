@@ -117,6 +117,7 @@ def test_torch_trace_and_torch_logs(tmp_path, run_program) -> None:
     names = artifacts(tmp_path / "trace")
     assert any(n.startswith("torchtpu_fx_graph_inference_") for n in names)
     assert sum(n.startswith("torchtpu_stablehlo_graph_inference_") for n in names) == 2
+    assert sum(n.startswith("torchtpu_optimized_hlo_inference_") for n in names) == 2
     text = (tmp_path / "log").read_text()
     assert "has sizes [6, 5], before [4, 5]" in text
     assert "compiled inference_" in text

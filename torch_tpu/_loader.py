@@ -60,7 +60,7 @@ def _first_use() -> Any:
     from torch_tpu.runtime import extension
 
     extension.set_max_programs(config.MAX_PROGRAMS.value)
-    extension.keep_optimized(config.DUMP_DIR.value is not None)
+    extension.keep_optimized(config.DUMP_DIR.value is not None or config.TRACE.value is not None)
     extension.set_cpu_fallback(("warn", "error", "silent").index(config.CPU_FALLBACK.value))
     if (mode := config.EAGER_MODE.value) != "strict":
         from torch_tpu.runtime import modes

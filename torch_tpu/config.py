@@ -195,6 +195,15 @@ LIBTPU_INIT_ARGS: Setting[str] = Setting(
     help="Options of libtpu; its own variable. Programs on disk are told apart by it.",
     stage=Stage.EXTERNAL,
 )
+TRACE: Setting[Path | None] = Setting(
+    name="TORCH_TRACE",
+    default=lambda: None,
+    shown_default="not set",
+    parse=path,
+    help="Folder of PyTorch's structured trace, for tlparse; PyTorch's own variable. Gets the FX text, StableHLO and "
+    "optimised HLO of compiled graphs too.",
+    stage=Stage.EXTERNAL,
+)
 CPU_DEVICES: Setting[int] = Setting(
     name="TORCH_TPU_CPU_DEVICES",
     default=lambda: 1,

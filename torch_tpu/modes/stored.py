@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._logging._internal import trace_structured_artifact
 
 from torch_tpu import config
 from torch_tpu.lowering.registry import RULES, RuleEntry
@@ -229,5 +230,7 @@ def compiled(op: str, stablehlo: str, store_key: str, executable: bytes, optimiz
         log.info("compiled %s %s in %.1f ms", op, _signature(stablehlo), duration_ms)
     if optimized and (path := _dump_path(stablehlo)) is not None:
         _write_optimized(path, optimized)
+    if optimized and not op.startswith("aten."):
+        trace_structured_artifact(f"torchtpu_optimized_hlo_{op}", "string", lambda: hlo.text(optimized))
     if store_key:
         disk_cache.store(store_key, executable)
