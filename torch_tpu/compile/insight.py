@@ -94,7 +94,7 @@ def _differences(new: Form, old: Form) -> Iterator[str]:
 def _form(call: Any, names: list[str]) -> Form:
     slots: dict[int, str] = {}
     form: dict[str, Mapping[str, str]] = {}
-    for i, (name, arg) in enumerate(zip(names, call.args, strict=True)):
+    for i, (name, arg) in enumerate(zip(names, call.args, strict=False)):  # behind them: numbers of symbols, operands
         part = f"input {i} ({name})"
         if arg is not None and arg[0] == "tensor":
             form[part] = _tensor(call, call.tensors[arg[1]], slots, part)

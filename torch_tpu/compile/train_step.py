@@ -63,10 +63,8 @@ def train_step(
         compile_options: for `torch.compile`, for example ``dynamic=True``.
 
     Returns:
-        A callable that returns what ``loss_fn`` does, detached.
-
-    Raises:
-        torch._dynamo.exc.Unsupported: the step cannot be one graph; the message says where it would break.
+        A callable that returns what ``loss_fn`` does, detached. It raises torch._dynamo.exc.Unsupported if the step
+        cannot be one graph; the message says where it would break.
     """
     plain = _plain(optimizer)
 
