@@ -170,3 +170,24 @@ def test_options_of_a_graph_and_of_a_block(x) -> None:
 def test_unknown_option_of_a_graph(x) -> None:
     with pytest.raises(Exception, match="no option 'xla_nonsense'"):
         compiled(lambda t: t + 1, xla_nonsense=1)(x)
+
+
+def test_async_compile_warms_up_every_size() -> None:
+    fn = torch.compile(lambda x: (x @ x.mT).tanh(), backend="tpu", dynamic=False)
+    inputs = [(torch.ones(n, 3, device="tpu"),) for n in (2, 3, 4, 5)]
+    results = [f.result() for f in torch.tpu.compiler.async_compile(fn, inputs)]
+    before = extension.cache_stats()["misses"]
+    with torch.no_grad():
+        again = [fn(x) for (x,) in inputs]
+    assert extension.cache_stats()["misses"] == before
+    for want, got in zip(again, results, strict=True):
+        assert torch.equal(want, got)
+
+
+def test_async_compile_raises_at_result() -> None:
+    def fail(x):
+        raise ValueError("no such model")
+
+    (future,) = torch.tpu.compiler.async_compile(fail, [(1,)])
+    with pytest.raises(ValueError, match="no such model"):
+        future.result()

@@ -10,12 +10,16 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
 
 from torch_tpu import _C
 from torch_tpu.errors import CompileOptionUnknown
 
-__all__ = ["custom_compiler_options"]
+__all__ = ["async_compile", "custom_compiler_options"]
 
 Options = tuple[tuple[str, str], ...]
 
@@ -91,6 +95,39 @@ def custom_compiler_options(options: Mapping[str, str | bool | float]) -> contex
         CompileOptionUnknown: the plugin's compiler has no such option, or does not take the value.
     """
     return in_force(normalized(options))
+
+
+def async_compile(
+    fn: Callable[..., Any], warmup_inputs: Iterable[tuple[Any, ...]], *, no_grad: bool = True, workers: int = 8
+) -> list[Future[Any]]:
+    """Compile ``fn`` for several inputs at once, in the background.
+
+        done = torch.tpu.compiler.async_compile(model, [(torch.zeros(n, 128, device="tpu"),) for n in (1, 2, 4, 8)])
+        ...
+        for f in done: f.result()   # waits, raises what went wrong
+
+    ``fn``, a compiled function or eager code, runs once with each of ``warmup_inputs`` in a thread of its own: tracing
+    takes turns, XLA compiles side by side. It must be safe to run from several threads; what it writes is written.
+
+    Args:
+        fn: what to warm up.
+        warmup_inputs: positional arguments of each call.
+        no_grad: whether the calls run under `torch.no_grad`, as inference does.
+        workers: how many calls run at a time.
+
+    Returns:
+        A future for each of ``warmup_inputs``, in their order, with what ``fn`` returned.
+    """
+
+    def call(args: tuple[Any, ...]) -> Any:
+        with in_force(options), torch.set_grad_enabled(not no_grad):
+            return fn(*args)
+
+    options = current()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="torch_tpu-compile")
+    futures = [pool.submit(call, args) for args in warmup_inputs]
+    pool.shutdown(wait=False)
+    return futures
 
 
 def current(number: int | None = None) -> Options:
