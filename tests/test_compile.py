@@ -462,6 +462,47 @@ def test_opaque_op_between_programs() -> None:
     torch.testing.assert_close(x.grad.cpu(), -2 * (2 * c.sin()).sin() * c.cos(), **TOLERANCE)
 
 
+def test_programs_come_together_around_an_opaque_op() -> None:
+    def fn(x):
+        a = twice(x)
+        b = (x + 1) * 2
+        return twice(b) + a.sin(), b.cos()
+
+    x = tensor(3)
+    on_device = x.to("tpu")
+    run = compiled(fn)
+    on_device * 2  # what `twice` runs
+    before = extension.cache_stats()["misses"]
+    got = run(on_device)
+    assert extension.cache_stats()["misses"] == before + 2  # b and its cosine; the sum
+    torch.testing.assert_close(_cpu(got), (2 * (2 * (x + 1)) + (2 * x).sin(), (2 * (x + 1)).cos()), **TOLERANCE)
+
+
+def test_random_numbers_around_an_opaque_op() -> None:
+    def fn(x):
+        a = torch.rand_like(x)
+        b = twice(x.sin())
+        return torch.empty_like(b).exponential_() + a, torch.rand_like(x)
+
+    x = tensor(16).to("tpu")
+    results = []
+    for call in (fn, compiled(fn)):
+        torch.tpu.manual_seed(7)
+        results.append(_cpu(call(x)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+
+
+def test_checks_of_linear_algebra_run_after_the_program() -> None:
+    run = compiled(lambda x: torch.linalg.inv(x).sin() @ x)
+    x = tensor(3, 3)
+    before = extension.cache_stats()["misses"]
+    got = run(x.to("tpu"))
+    assert extension.cache_stats()["misses"] <= before + 2  # one is that of the check
+    torch.testing.assert_close(got.cpu(), torch.linalg.inv(x).sin() @ x, rtol=1e-3, atol=1e-3)
+    with pytest.raises(torch.linalg.LinAlgError):
+        run(torch.zeros(3, 3, device="tpu"))
+
+
 def test_opaque_op_that_writes() -> None:
     def fn(x):
         y = x * 2

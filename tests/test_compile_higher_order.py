@@ -159,7 +159,7 @@ def test_while_loop_with_a_number() -> None:
         return while_loop(lambda i, x: 2 * i < 9, lambda i, x: (i + 1, x * w + i), (0, x))[1]
 
     infers(fn, tensor(3), tensor(3))
-    infers(fn, torch.tensor([1, 2], dtype=torch.int32), torch.tensor([2, 3], dtype=torch.int32))
+    infers(fn, torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([2, 3, 4], dtype=torch.int32))
 
 
 def test_while_loop_until_data_says_so() -> None:

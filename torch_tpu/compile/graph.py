@@ -1,7 +1,7 @@
 """A functional FX graph as a callable of its flat inputs.
 
 A graph whose nodes all have rules is one program. Else it is cut: what has no rule (opaque custom ops, ops of other
-devices) runs eagerly between two programs, in the order of the graph.
+devices) runs eagerly between two programs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,12 @@ def _is_getitem(node: Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, int)) and not isinstance(node.meta["val"], bool)
+
+
 def _has_rule(node: Node) -> bool:
-    if isinstance(node.meta.get("val"), (torch.SymInt, int)) and not isinstance(node.meta["val"], bool):
+    if _is_number(node):
         return not any(_tensors(n.meta.get("val")) for n in node.all_input_nodes) or "sym_" in str(node.target)
     if isinstance(node.target, HigherOrderOperator):
         return refusal(node) is None
@@ -184,8 +188,34 @@ def supported(node: Node, *, scalars: bool = False) -> bool:
     )
 
 
+def _is_ordered(node: Node, supported: bool) -> bool:
+    """Whether ``node`` keeps its place among others like it: it draws numbers, or may do what its schema does not say."""
+    if isinstance(node.target, OpOverload):
+        is_known = node.target.namespace in ("aten", "prims") and node.target._schema.returns
+        return is_random(node.target) or torch.Tag.nondeterministic_seeded in node.target.tags or not is_known
+    return not supported and not _is_getitem(node) and not _is_number(node)
+
+
+def _gathered(nodes: list[Node], kinds: Mapping[Node, bool]) -> list[Node]:
+    """``nodes`` in an order in which those of one kind come together, up to the first that writes to memory."""
+    writes = (i for i, n in enumerate(nodes) if isinstance(n.target, OpOverload) and n.target._schema.is_mutable)
+    end = next(writes, len(nodes))
+    waiting, rest = nodes[:end], nodes[end:]
+    needs: dict[Node, set[Node]] = {n: set(n.all_input_nodes).intersection(waiting) for n in waiting}
+    for before, after in itertools.pairwise(n for n in waiting if _is_ordered(n, kinds[n])):
+        needs[after].add(before)
+    taken: dict[Node, None] = {}
+    kind = True
+    while len(taken) < end:
+        for n in waiting:
+            if n not in taken and kinds[n] == kind and needs[n] <= taken.keys():
+                taken[n] = None
+        kind = not kind
+    return [*taken, *rest]
+
+
 def split(gm: GraphModule) -> list[Piece]:
-    """``gm`` in pieces, in the order of its nodes; one piece if all or nothing is supported."""
+    """``gm`` in pieces, as few as its data allows; one piece if all or nothing is supported."""
     nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
     kinds = {n: supported(n) for n in nodes}
     for node in nodes:
@@ -194,7 +224,7 @@ def split(gm: GraphModule) -> list[Piece]:
     scalars = [n for n in reversed(nodes) if not kinds[n] and supported(n, scalars=True)]
     kinds |= dict.fromkeys(scalars, True)
     while True:
-        groups = [list(group) for _, group in itertools.groupby(nodes, kinds.__getitem__)]
+        groups = [list(group) for _, group in itertools.groupby(_gathered(nodes, kinds), kinds.__getitem__)]
         place = {n: i for i, group in enumerate(groups) for n in group}
         outside = [n for n in scalars if kinds[n] and any(place.get(user) != place[n] for user in n.users)]
         if not outside:
