@@ -261,12 +261,14 @@ def test_training_embedding() -> None:
     [
         (torch.nn.functional.bilinear, ((4, 3), (4, 5), (2, 3, 5))),
         (lambda x: torch.linalg.pinv(x), ((4, 3),)),
+        (lambda x: torch.cholesky_solve(x, x.tril()), ((3, 3),)),
+        (lambda x: torch.cholesky_solve(x, x.triu(), upper=True), ((3, 3),)),
         (
             lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2, 2], device=x.device), unsafe=True),
             ((4, 3),),
         ),
     ],
-    ids=["bilinear", "pinv", "segment_reduce"],
+    ids=["bilinear", "pinv", "cholesky_solve", "cholesky_solve of upper", "segment_reduce"],
 )
 def test_composite_ops_split_nothing(fn, shapes) -> None:
     given = [tensor(*s).to("tpu") for s in shapes]
@@ -501,6 +503,13 @@ def test_checks_of_linear_algebra_run_after_the_program() -> None:
     torch.testing.assert_close(got.cpu(), torch.linalg.inv(x).sin() @ x, rtol=1e-3, atol=1e-3)
     with pytest.raises(torch.linalg.LinAlgError):
         run(torch.zeros(3, 3, device="tpu"))
+
+
+def test_assertions_are_read_after_the_program() -> None:
+    run = compiled(lambda x: torch.nn.functional.one_hot(x, 5) * 2)
+    assert run(torch.tensor([1, 4], device="tpu")).cpu().tolist() == [[0, 2, 0, 0, 0], [0, 0, 0, 0, 2]]
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        run(torch.tensor([1, 7], device="tpu"))
 
 
 def test_opaque_op_that_writes() -> None:

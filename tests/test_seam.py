@@ -233,6 +233,15 @@ def test_sizes_that_depend_on_data():
 # ---- modules
 
 
+def test_assertions_raise():
+    torch._assert_async(torch.ones(1, device="tpu"))
+    torch._assert_async(torch.tensor(True, device="tpu"), "never")
+    with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+        torch._assert_async(torch.zeros((), device="tpu"))
+    with pytest.raises(RuntimeError, match="too late"):
+        torch._assert_async(torch.tensor(False, device="tpu"), "too late")
+
+
 def test_ties_and_optimizers_survive_module_to():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight

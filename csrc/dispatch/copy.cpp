@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/is_nonzero.h>
 #include <torch/library.h>
 
 #include "dispatch/launch.h"
@@ -146,7 +147,18 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   return self.numel() == 0 || self.eq(other).all().item<bool>();
 }
 
+// Not asynchronous: a program cannot raise, so the host reads the element.
+void assert_async(const at::Tensor& self) {
+  TORCH_CHECK(at::is_nonzero(self), "Expected Tensor with single nonzero value, but got zero");
+}
+
+void assert_async_msg(const at::Tensor& self, c10::string_view message) {
+  TORCH_CHECK(at::is_nonzero(self), message.empty() ? c10::string_view("Assertion is failed") : message);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_assert_async", assert_async);
+  m.impl("_assert_async.msg", assert_async_msg);
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);

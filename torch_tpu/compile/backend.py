@@ -36,9 +36,16 @@ def _trilinear(
     return torch.einsum(f"{letters[0]},{letters[1]},{letters[2]}->{letters[3]}", i1, i2, i3)
 
 
+def _cholesky_solve(b: torch.Tensor, factor: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    lower = factor.mH if upper else factor
+    half = torch.linalg.solve_triangular(lower, b, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, half, upper=True)  # type: ignore[no-any-return]
+
+
 _pinv = torch.ops.aten.linalg_pinv.atol_rtol_tensor
 _COMPOSITE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._trilinear.default: _trilinear,
+    torch.ops.aten.cholesky_solve.default: _cholesky_solve,
     _pinv: partial(_pinv._op_dk, torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional),
 }
 """For ops that eager mode runs by PyTorch's composite kernels, which a trace does not see into."""

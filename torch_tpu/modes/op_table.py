@@ -40,7 +40,7 @@ def _moves_data(op: OpOverload) -> bool:
 
 _MOVES = {
     "empty", "empty_strided", "resize_", "set_", "_copy_from", "_copy_from_and_resize", "_local_scalar_dense", "equal",
-    "record_stream", "_pin_memory", "is_pinned", "is_set_to",
+    "record_stream", "_pin_memory", "is_pinned", "is_set_to", "_assert_async",
 }  # fmt: skip
 
 
