@@ -129,6 +129,24 @@ def test_transformer_block(tmp_path) -> None:
     assert "out.weight" not in program.weights  # tied: once
 
 
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "grouped"])
+def test_attention(tmp_path, mask) -> None:
+    """Traced on the CPU, whose kernel gives a result of other strides; the view behind it must not mind."""
+
+    class Attention(nn.Module):
+        def forward(self, q, k, v, m=None):
+            y = nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=m, is_causal=mask == "causal", enable_gqa=mask == "grouped"
+            )
+            return y.transpose(1, 2).reshape(2, 16, -1).contiguous().view(32, -1)
+
+    heads = 2 if mask == "grouped" else 4
+    q, k, v = torch.randn(2, 4, 16, 8), torch.randn(2, heads, 16, 8), torch.randn(2, heads, 16, 8)
+    masks = {"bool": torch.rand(16, 16).tril() > 0.1, "float": torch.randn(2, 4, 16, 16)}
+    masks["bool"].fill_diagonal_(True)
+    same(Attention(), tmp_path / "attention", q, k, v, *[masks[mask]] if mask in masks else [])
+
+
 def test_mutated_buffers_and_inputs(tmp_path) -> None:
     module = Counter()
     program = saved(copy.deepcopy(module), tmp_path / "counter", torch.randn(2, 3), torch.randn(4))

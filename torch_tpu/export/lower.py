@@ -74,6 +74,18 @@ def _is_composite(op: Any) -> bool:
     return isinstance(op, OpOverload) and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """As on device "tpu". The CPU takes a kernel whose decomposition has other strides than what was traced."""
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # true: takes part
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
+    return torch.ops.aten._scaled_dot_product_attention_math.default(  # type: ignore[no-any-return]
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
 def _decompositions() -> dict[Any, Any]:
     """Those of torch.compile. Composite ops, which export would keep whole, are taken apart by their own kernels."""
     table = dict(decompositions())
@@ -82,7 +94,7 @@ def _decompositions() -> dict[Any, Any]:
             table[op] = fn
         elif op not in RULES:
             table.setdefault(op, fn)
-    return table
+    return table | {torch.ops.aten.scaled_dot_product_attention.default: _attention}
 
 
 def _check_static(exported: ExportedProgram) -> None:
