@@ -298,6 +298,16 @@ def test_portable_artifact(tmp_path) -> None:
     assert "stablehlo.dot_general" in read
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of ATen, about some of the cases
+def test_every_rule_fits_into_the_artifact() -> None:
+    pytest.importorskip("jaxlib")
+    from torch_tpu.testing import portability
+
+    for case in portability.rule_cases():
+        assert export.portable_artifact(portability.stablehlo(case)), case.name
+
+
 def test_ops_that_the_artifact_version_lacks() -> None:
     pytest.importorskip("jaxlib")
     text = (
