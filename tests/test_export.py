@@ -187,6 +187,37 @@ def test_dtypes_of_weights(tmp_path) -> None:
     same(Mixed(), tmp_path / "mixed", torch.randn(3))
 
 
+@pytest.mark.parametrize(
+    ("module", "args"),
+    [
+        (nn.Bilinear(3, 4, 5), (torch.randn(2, 3), torch.randn(2, 4))),
+        (nn.CircularPad2d(1), (torch.randn(1, 2, 4, 4),)),
+        (nn.HingeEmbeddingLoss(), (torch.randn(4, 3), torch.randn(4, 3).sign())),
+        (nn.LSTM(3, 4, 2), (torch.randn(5, 2, 3),)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), (torch.randn(2, 5, 8),)),
+        (nn.Upsample(scale_factor=2, mode="bilinear"), (torch.randn(1, 2, 3, 3),)),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, nn.Module) else "",
+)
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's, about its own LSTM
+def test_modules(tmp_path, module, args) -> None:
+    same(module, tmp_path / "module", *args)
+
+
+def test_random_factories(tmp_path) -> None:
+    class Noise(nn.Module):
+        def forward(self, x):
+            return x + torch.rand(3, device=x.device) + torch.randn_like(x)
+
+    module, x = Noise(), torch.zeros(3, device="tpu")
+    program = saved(module, tmp_path / "noise", torch.zeros(3))
+    found = []
+    for call in (program, module):
+        torch.tpu.manual_seed(5)
+        found.append(call(x).cpu())
+    torch.testing.assert_close(*found)
+
+
 def test_strides_of_results(tmp_path) -> None:
     class Turn(nn.Module):
         def forward(self, x):

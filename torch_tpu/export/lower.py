@@ -13,20 +13,19 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from torch_tpu.compile.backend import decompositions
 from torch_tpu.compile.random import is_random
 from torch_tpu.errors import ExportUnsupported
+from torch_tpu.export import decompose
 from torch_tpu.export.manifest import FORMAT, Input, Leaf, Manifest, Output, dtype_name
 from torch_tpu.ir.builder import Builder, Value
 from torch_tpu.ir.types import TensorType
 from torch_tpu.lowering.driver import Draws, lower_graph
-from torch_tpu.lowering.registry import RULES, GlobalState, RngOperands
+from torch_tpu.lowering.registry import GlobalState, RngOperands
 
 _PRECISIONS = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -67,34 +66,7 @@ def lower(
             raise TypeError("a module needs example inputs: args=(...), kwargs={...}")
         exported = torch.export.export(model, tuple(args), dict(kwargs or {}))
     _check_static(exported)
-    return _Lowering(exported.run_decompositions(_decompositions())).run()
-
-
-def _is_composite(op: Any) -> bool:
-    return isinstance(op, OpOverload) and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """As on device "tpu". The CPU takes a kernel whose decomposition has other strides than what was traced."""
-    if attn_mask is not None and attn_mask.dtype is torch.bool:  # true: takes part
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
-    return torch.ops.aten._scaled_dot_product_attention_math.default(  # type: ignore[no-any-return]
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
-
-
-def _decompositions() -> dict[Any, Any]:
-    """Those of torch.compile. Composite ops, which export would keep whole, are taken apart by their own kernels."""
-    table = dict(decompositions())
-    for op, fn in torch.export.default_decompositions().items():
-        if _is_composite(op):
-            table[op] = fn
-        elif op not in RULES:
-            table.setdefault(op, fn)
-    return table | {torch.ops.aten.scaled_dot_product_attention.default: _attention}
+    return _Lowering(exported.run_decompositions(decompose.table())).run()
 
 
 def _check_static(exported: ExportedProgram) -> None:
