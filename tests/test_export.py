@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from torch_tpu import errors, export
 from torch_tpu._internal import export as internal
@@ -202,6 +203,39 @@ def test_dtypes_of_weights(tmp_path) -> None:
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's, about its own LSTM
 def test_modules(tmp_path, module, args) -> None:
     same(module, tmp_path / "module", *args)
+
+
+class Branch(nn.Module):
+    """A branch with a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.linear(x).sin(), lambda x: x.cos(), (x * 2,)) * 3
+
+
+class Loop(nn.Module):
+    """Runs five times."""
+
+    def forward(self, x):
+        return torch.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 1.1), (torch.tensor(0), x))
+
+
+class Flex(nn.Module):
+    """flex_attention with a score of its own."""
+
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: torch.where(i >= j, score, -1e9))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_higher_order_ops(tmp_path) -> None:
+    for sign in (1, -1):
+        same(Branch(), tmp_path / "branch", torch.full((2, 3), float(sign)))
+    same(Loop(), tmp_path / "loop", torch.randn(3))
+    same(Flex(), tmp_path / "flex", *[torch.randn(1, 2, 16, 8) for _ in range(3)])
 
 
 def test_random_factories(tmp_path) -> None:

@@ -37,24 +37,10 @@ def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **optio
     return made.permute([physical_layout.index(dim) for dim in range(len(size))])  # type: ignore[no-any-return]
 
 
-def _trilinear(
-    i1: torch.Tensor, i2: torch.Tensor, i3: torch.Tensor, expand1: Sequence[int], expand2: Sequence[int],
-    expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
-) -> torch.Tensor:  # fmt: skip
-    def expanded(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-        for dim in dims:
-            x = x.unsqueeze(dim)
-        return x
-
-    product = expanded(i1, expand1) * expanded(i2, expand2) * expanded(i3, expand3)
-    return product.sum(list(sumdim)) if sumdim else product
-
-
 _OWN = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.empty.memory_format: _empty,
     aten.empty_permuted.default: _empty_permuted,
-    aten._trilinear.default: _trilinear,
 }
 
 

@@ -18,6 +18,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from torch_tpu.compile import expand
 from torch_tpu.compile.random import is_random
 from torch_tpu.errors import ExportUnsupported
 from torch_tpu.export import decompose
@@ -66,7 +67,10 @@ def lower(
             raise TypeError("a module needs example inputs: args=(...), kwargs={...}")
         exported = torch.export.export(model, tuple(args), dict(kwargs or {}))
     _check_static(exported)
-    return _Lowering(exported.run_decompositions(decompose.table())).run()
+    table = decompose.table()
+    exported = exported.run_decompositions(table)
+    expand.expand(exported.graph_module, table)
+    return _Lowering(exported).run()
 
 
 def _check_static(exported: ExportedProgram) -> None:
