@@ -6,16 +6,19 @@ logger "torch_tpu.compile" (TORCH_LOGS=torch_tpu), TORCH_LOGS=recompiles, TORCH_
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import sympy
+import torch
 from torch._guards import CompileContext, CompileId
 from torch._logging._internal import getArtifactLogger, trace_structured_artifact
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torch_tpu import config
+from torch_tpu.lowering.size_math import expression
 from torch_tpu.modes.parameters import DEFERRED, OPTIONS_SHIFT, global_state
 from torch_tpu.runtime import compiler
 
@@ -53,8 +56,12 @@ def _text(gm: GraphModule) -> str:
     return str(gm.graph.python_code("self", verbose=True, include_stride=True, include_device=True).src)
 
 
-def lowered(gm: GraphModule, call: Any, stablehlo: str) -> None:
-    """A call of ``gm`` (a MissCall) got a program: show it, and say why an earlier one does not do."""
+def lowered(gm: GraphModule, call: Any, stablehlo: str, bounds: Mapping[sympy.Symbol, sympy.Integer]) -> None:
+    """A call of ``gm`` (a MissCall) got a program: show it, and say why an earlier one does not do.
+
+    Args:
+        bounds: of the symbolic sizes, if the program is for all sizes up to them.
+    """
     history = _graphs.get(gm)
     if history is None:
         return
@@ -65,8 +72,7 @@ def lowered(gm: GraphModule, call: Any, stablehlo: str) -> None:
         compile_id=history.compile_id,
     )
     history.programs += 1
-    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
-    form = _form(call, names)
+    form = _form(call, [n for n in gm.graph.nodes if n.op == "placeholder"], bounds)
     if history.forms:
         message = f"{history.name}: program {history.programs}, because " + explain(form, history.forms)
         log.info("%s", message)
@@ -91,13 +97,16 @@ def _differences(new: Form, old: Form) -> Iterator[str]:
                 break
 
 
-def _form(call: Any, names: list[str]) -> Form:
+def _form(call: Any, inputs: Sequence[Node], bounds: Mapping[sympy.Symbol, sympy.Integer]) -> Form:
     slots: dict[int, str] = {}
-    form: dict[str, Mapping[str, str]] = {}
-    for i, (name, arg) in enumerate(zip(names, call.args, strict=False)):  # behind them: numbers of symbols, operands
-        part = f"input {i} ({name})"
+    form: dict[str, Mapping[str, str]] = {
+        _where(symbol, inputs): {"the bound": str(bound)} for symbol, bound in bounds.items()
+    }
+    for i, (node, arg) in enumerate(zip(inputs, call.args, strict=False)):  # behind them: numbers of symbols, operands
+        part = f"input {i} ({node.name})"
         if arg is not None and arg[0] == "tensor":
-            form[part] = _tensor(call, call.tensors[arg[1]], slots, part)
+            is_bounded = bool(bounds) and bool(_symbols(node))
+            form[part] = _tensor(call, call.tensors[arg[1]], slots, part, is_bounded=is_bounded)
         else:
             form[part] = {"value": repr(arg if arg is None or arg[0] != "value" else arg[1])}
     state = global_state(call.state)
@@ -108,16 +117,29 @@ def _form(call: Any, names: list[str]) -> Form:
     return form
 
 
-def _tensor(call: Any, t: tuple[Any, ...], slots: dict[int, str], part: str) -> Mapping[str, str]:
+def _symbols(node: Node) -> list[Any]:
+    """The symbol of each dim of an input; a number for the others."""
+    val = node.meta.get("val")
+    dims = [expression(n) for n in val.shape] if isinstance(val, torch.Tensor) else []
+    return dims if any(n.free_symbols for n in dims) else []
+
+
+def _where(symbol: sympy.Symbol, inputs: Sequence[Node]) -> str:
+    """The first dim that has this size."""
+    found = (f"dim {dim} of {n.name}" for n in inputs for dim, size in enumerate(_symbols(n)) if size == symbol)
+    return next(found, f"the size {symbol}")
+
+
+def _tensor(call: Any, t: tuple[Any, ...], slots: dict[int, str], part: str, *, is_bounded: bool) -> Mapping[str, str]:
     dtype, sizes, strides, slot, conj, neg, _, _, plan = t
     stored, dims = call.slots[slot]
     shared = slots.setdefault(slot, part)
-    return {
-        "dtype": str(dtype),
-        "sizes": str(list(sizes)),
-        "strides": str(list(strides)),
-        "flags": f"conj={conj} neg={neg}",
-        "storage": "of its own" if shared == part else f"of {shared}",
-        "view": "the whole storage" if plan is None else f"{plan[0]} {[tuple(w) for w in plan[2]]}",
-        "stored form": f"{stored}{list(dims)}",
-    }
+    facts = {"dtype": str(dtype)}
+    if not is_bounded:  # else it is the room for its bound
+        facts |= {"sizes": str(list(sizes)), "strides": str(list(strides))}
+    facts["flags"] = f"conj={conj} neg={neg}"
+    facts["storage"] = "of its own" if shared == part else f"of {shared}"
+    if not is_bounded:
+        facts["view"] = "the whole storage" if plan is None else f"{plan[0]} {[tuple(w) for w in plan[2]]}"
+        facts["stored form"] = f"{stored}{list(dims)}"
+    return facts

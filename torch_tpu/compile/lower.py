@@ -40,17 +40,23 @@ def lower_bounded(
         Unbounded: an op has no bounded form.
     """
     text = f"{text}\n{sorted((str(s), int(n)) for s, n in bounds.items())}"
-    return _plan(gm, text, call, lambda: _BoundedGraph(gm, call, bounds).lower(consumed))
+    return _plan(gm, text, call, lambda: _BoundedGraph(gm, call, bounds).lower(consumed), bounds)
 
 
-def _plan(gm: GraphModule, text: str, call: Any, make: Callable[[], Plan]) -> Plan:
+def _plan(
+    gm: GraphModule,
+    text: str,
+    call: Any,
+    make: Callable[[], Plan],
+    bounds: Mapping[sympy.Symbol, sympy.Integer] | None = None,
+) -> Plan:
     name = stored.plan_name(call, None, text)
     plan = stored.find_plan(name)
     if plan is None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plan = make()
         stored.keep_plan(name, plan)
-    insight.lowered(gm, call, plan.stablehlo)
+    insight.lowered(gm, call, plan.stablehlo, bounds or {})
     return stored.attach_executable(plan)
 
 
