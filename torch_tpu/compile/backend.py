@@ -5,7 +5,7 @@ dynamo graph ──AOTAutograd──► forward and backward graphs, functional,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -15,9 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
-import torch_tpu.lowering.bounded_rules
-import torch_tpu.lowering.rules  # noqa: F401  (fills the rule table)
-from torch_tpu.compile import expand, graph, random
+from torch_tpu.compile import expand, graph, random, warm
 from torch_tpu.errors import CompileOptionUnknown
 from torch_tpu.lowering import bounded
 from torch_tpu.lowering.composed import COMPOSED
@@ -59,11 +57,29 @@ def decompositions(symbolic: bool = False) -> dict[Any, Callable[..., Any]]:
         symbolic: the graph has symbolic sizes, so an op needs a bounded form as well.
     """
 
+    graph.load_rules()
+
     def is_lowered(op: Any) -> bool:
         return op in RULES and not RULES[op].writes and (not symbolic or bounded.has_form(op) or RULES[op].rng)
 
     known = {**decomposition_table, **COMPOSED, **_COMPOSITE}
     return {op: fn for op, fn in known.items() if not is_lowered(op)} | random.DECOMPOSITIONS
+
+
+class _Decompositions(Mapping[Any, Callable[..., Any]]):
+    """`decompositions`, made when a trace first asks."""
+
+    def __init__(self, symbolic: bool) -> None:
+        self.symbolic = symbolic
+
+    def __getitem__(self, op: Any) -> Callable[..., Any]:
+        return decompositions(self.symbolic)[op]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(decompositions(self.symbolic))
+
+    def __len__(self) -> int:
+        return len(decompositions(self.symbolic))
 
 
 def _donated() -> Sequence[int]:
@@ -77,16 +93,10 @@ def _compile(
     kind: str, options: compiler.Options, gm: GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     expand.expand(gm, decompositions())
-    run = graph.compile_graph(gm, kind, consumed=_donated() if kind == "backward" else ())
-    if not options:
-        return run
-
-    def run_with_options(args: list[Any]) -> Any:
-        with compiler.in_force(options):
-            return run(args)
-
-    run_with_options._boxed_call = True  # type: ignore[attr-defined]  # as in graph.py
-    return run_with_options
+    consumed = _donated() if kind == "backward" else ()
+    if warm.active():
+        return warm.Artifact(gm, kind, consumed, options)
+    return graph.with_options(graph.compile_graph(gm, kind, consumed=consumed), options)
 
 
 def _partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
@@ -122,12 +132,13 @@ def tpu(
     if mode is not None and mode not in _MODES:
         raise CompileOptionUnknown(f"there is no mode {mode!r}.", hint=f"use one of {', '.join(_MODES)}.")
     given = compiler.normalized(options) if options else ()
-    backend = aot_autograd(
-        fw_compiler=partial(_compile, "forward", given),
-        bw_compiler=partial(_compile, "backward", given),
-        inference_compiler=partial(_compile, "inference", given),
-        partition_fn=_partition,
-        decompositions=decompositions(_is_symbolic(example_inputs)),
-        keep_inference_input_mutations=True,
-    )
-    return backend(gm, example_inputs)
+    with warm.cache(given) as kept:
+        backend = aot_autograd(
+            fw_compiler=kept(partial(_compile, "forward", given)),
+            bw_compiler=kept(partial(_compile, "backward", given)),
+            inference_compiler=kept(partial(_compile, "inference", given)),
+            partition_fn=_partition,
+            decompositions=_Decompositions(_is_symbolic(example_inputs)),
+            keep_inference_input_mutations=True,
+        )
+        return backend(gm, example_inputs)

@@ -7,7 +7,9 @@ devices) runs eagerly between two programs.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -17,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tpu.compile import bounds, insight, lower, partition
 from torch_tpu.compile.random import is_random
-from torch_tpu.runtime import disk_cache, extension
+from torch_tpu.runtime import compiler, disk_cache, extension
 
 aten = torch.ops.aten
 
@@ -42,6 +44,29 @@ def _describe_graph(gm: GraphModule) -> str:
     return "\n".join(map(_describe, gm.graph.nodes))
 
 
+def load_rules() -> None:
+    """Fill the tables of rules. A warm start does without, and without the half second that it takes."""
+    importlib.import_module("torch_tpu.lowering.rules")
+    importlib.import_module("torch_tpu.lowering.bounded_rules")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All that the calls of one program need of its graph; what a miss needs besides is the graph itself.
+
+    ``text`` is all of the graph that the program depends on, ``consumed`` and ``written`` are positions of inputs,
+    ``kinds`` is what a CompiledGraph says of them, ``constants`` are passed behind them.
+    """
+
+    name: str
+    text: str
+    kinds: str
+    written: list[int]
+    rng: bool
+    consumed: frozenset[int]
+    constants: Sequence[torch.Tensor]
+
+
 def compile_graph(gm: GraphModule, kind: str, *, consumed: Collection[int] = ()) -> Callable[[list[Any]], Any]:
     """A callable for ``gm``: takes the list of its inputs, returns the list of its outputs.
 
@@ -49,40 +74,90 @@ def compile_graph(gm: GraphModule, kind: str, *, consumed: Collection[int] = ())
         kind: forward, backward or inference, for names.
         consumed: inputs that nobody reads after the call; their memory may be reused.
     """
+    load_rules()
     pieces = partition.split(gm)
     if len(pieces) == 1 and pieces[0].supported:
-        return _program(gm, kind, consumed)
+        return _whole(gm, kind, consumed)
     return _boxed(partition.Chain(gm, [_piece(piece, kind) for piece in pieces]), ())
+
+
+def as_program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Program | None:
+    """``gm`` as one program that needs no graph to be called; None if it is several, or has symbolic sizes.
+
+    Constants become inputs of ``gm``.
+    """
+    load_rules()
+    pieces = partition.split(gm)
+    if len(pieces) != 1 or not pieces[0].supported or bounds.is_symbolic(gm):
+        return None
+    return _program(gm, kind, consumed)
+
+
+def _whole(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[[list[Any]], Any]:
+    program = _program(gm, kind, consumed)
+    if bounds.is_symbolic(gm) and not program.rng:
+        return _start_bounded(program, gm)
+    return start(program, lower.Source(gm))
 
 
 def _piece(piece: partition.Piece, kind: str) -> partition.Piece:
     if piece.supported:
-        piece.call = _program(piece.gm, kind, ())
+        piece.call = _whole(piece.gm, kind, ())
     return piece
 
 
-def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[[list[Any]], Any]:
+def with_options(run: Callable[[list[Any]], Any], options: compiler.Options) -> Callable[[list[Any]], Any]:
+    """``run`` with options of XLA in force."""
+    if not options:
+        return run
+
+    def run_with_options(args: list[Any]) -> Any:
+        with compiler.in_force(options):
+            return run(args)
+
+    run_with_options._boxed_call = True  # type: ignore[attr-defined]  # as in _boxed
+    return run_with_options
+
+
+def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Program:
     constants = _lift_constants(gm)
     nodes = list(gm.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
     text = _describe_graph(gm)
     name = f"{kind}_{disk_cache.digest(text)[:12]}"
     insight.made(gm, name)
-    rng = any(is_random(n.target) for n in nodes)
-    written = sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default})
-    kinds = "".join("t" if isinstance(n.meta.get("val"), torch.Tensor) else "s" for n in inputs)
+    return Program(
+        name=name,
+        text=text,
+        kinds="".join("t" if isinstance(n.meta.get("val"), torch.Tensor) else "s" for n in inputs),
+        written=sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default}),
+        rng=any(is_random(n.target) for n in nodes),
+        consumed=frozenset(consumed),
+        constants=constants,
+    )
 
-    def static() -> extension.CompiledGraph:
-        lowering = functools.partial(lower.lower, gm, text, frozenset(consumed), rng)
-        return extension.CompiledGraph(name, kinds, written, rng, lowering)
+
+def start(program: Program, source: lower.Source) -> Callable[[list[Any]], Any]:
+    """A callable for ``program``. Only a miss of all caches asks ``source`` for its graph."""
+    return _boxed(_static(program, source), program.constants)
+
+
+def _static(program: Program, source: lower.Source) -> extension.CompiledGraph:
+    miss = functools.partial(lower.lower, source, program.text, program.consumed, program.rng)
+    return extension.CompiledGraph(program.name, program.kinds, program.written, program.rng, miss)
+
+
+def _start_bounded(program: Program, gm: GraphModule) -> Callable[[list[Any]], Any]:
+    source = lower.Source(gm)
+    kinds = "".join(_kind(n) for n in gm.graph.nodes if n.op == "placeholder")
 
     def at(found: Mapping[sympy.Symbol, sympy.Integer]) -> extension.CompiledGraph:
-        all_kinds = "".join(_kind(n) for n in inputs) + "o" * len(found)
-        lowering = functools.partial(lower.lower_bounded, gm, text, frozenset(consumed), found)
-        return extension.CompiledGraph(f"{name}_bounded", all_kinds, written, False, lowering)
+        miss = functools.partial(lower.lower_bounded, source, program.text, program.consumed, found)
+        name = f"{program.name}_bounded"
+        return extension.CompiledGraph(name, kinds + "o" * len(found), program.written, False, miss)
 
-    run = static() if rng or not bounds.is_symbolic(gm) else bounds.BoundedGraph(gm, name, at, static)
-    return _boxed(run, constants)
+    run = bounds.BoundedGraph(gm, program.name, at, lambda: _static(program, source))
+    return _boxed(run, program.constants)
 
 
 def _kind(node: Node) -> str:

@@ -26,13 +26,28 @@ from torch_tpu.modes.parameters import WIDE, Parameters
 from torch_tpu.modes.plan import Plan
 
 
-def lower(gm: GraphModule, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
-    """The plan of ``gm`` for ``call`` (a MissCall). ``text`` is all of the graph that the program depends on."""
-    return _plan(gm, text, call, lambda: _Graph(gm, call, rng).lower(consumed))
+class Source:
+    """A graph that may still be on disk: only lowering needs it."""
+
+    def __init__(self, gm: GraphModule | None, load: Callable[[], GraphModule] | None = None) -> None:
+        self.gm = gm
+        self._load = load
+
+    def get(self) -> GraphModule:
+        """The graph."""
+        if self.gm is None:
+            assert self._load is not None
+            self.gm = self._load()
+        return self.gm
+
+
+def lower(source: Source, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
+    """The plan of a graph for ``call`` (a MissCall). ``text`` is all of the graph that the program depends on."""
+    return _plan(source, text, call, lambda: _Graph(source.get(), call, rng).lower(consumed))
 
 
 def lower_bounded(
-    gm: GraphModule, text: str, consumed: Collection[int], bounds: Mapping[sympy.Symbol, sympy.Integer], call: Any
+    source: Source, text: str, consumed: Collection[int], bounds: Mapping[sympy.Symbol, sympy.Integer], call: Any
 ) -> Plan:
     """As `lower`, of a graph with symbolic sizes at ``bounds``; behind the inputs are the numbers of the symbols.
 
@@ -40,11 +55,11 @@ def lower_bounded(
         Unbounded: an op has no bounded form.
     """
     text = f"{text}\n{sorted((str(s), int(n)) for s, n in bounds.items())}"
-    return _plan(gm, text, call, lambda: _BoundedGraph(gm, call, bounds).lower(consumed), bounds)
+    return _plan(source, text, call, lambda: _BoundedGraph(source.get(), call, bounds).lower(consumed), bounds)
 
 
 def _plan(
-    gm: GraphModule,
+    source: Source,
     text: str,
     call: Any,
     make: Callable[[], Plan],
@@ -56,7 +71,8 @@ def _plan(
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plan = make()
         stored.keep_plan(name, plan)
-    insight.lowered(gm, call, plan.stablehlo, bounds or {})
+    if source.gm is not None:
+        insight.lowered(source.gm, call, plan.stablehlo, bounds or {})
     return stored.attach_executable(plan)
 
 

@@ -79,7 +79,7 @@ def _file_of(entry: RuleEntry) -> Path:
     return Path(entry.where.rpartition(":")[0])
 
 
-def _rules_digest(entry: RuleEntry | None) -> str:
+def rules_digest(entry: RuleEntry | None = None) -> str:
     """Digest of the source of all rules; empty if some of it is not known."""
     files = _foreign_files(len(RULES))
     if entry is not None and (own := _file_of(entry)) not in _own_files():
@@ -92,7 +92,7 @@ def plan_name(call: Any, entry: RuleEntry | None, graph: str = "") -> str:
     """Name of the plan's entry; empty if the call cannot be kept. ``graph``: the text of a compiled graph."""
     if not disk_cache.enabled():
         return ""
-    sources = _rules_digest(entry)
+    sources = rules_digest(entry)
     if not sources:
         return ""
     state = call.state & ~DEFERRED & (1 << OPTIONS_SHIFT) - 1

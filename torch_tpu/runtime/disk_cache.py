@@ -1,6 +1,6 @@
 """Compiled programs on disk, shared by all processes of a user. Bytes by name: knows neither plans nor ops.
 
-Entry: a file of its own, ``<folder>/ab/abcdef….plan`` or ``….exe``: magic, SHA-256 of name and payload, payload.
+Entry: a file of its own, ``<folder>/ab/abcdef….plan``, ``….exe`` or ``….aot``: magic, SHA-256 of name and payload, payload.
 Key: a digest that the caller makes of all that the payload depends on; ``build_fingerprint`` is the part of it that
 belongs to the machine and the compiler. Limit: TORCH_TPU_CACHE_BYTES, the least recently used go first (a read touches
 the file). Nothing invalidates an entry. What cannot be read, is damaged or belongs to another user is a miss, and what
@@ -30,7 +30,7 @@ from torch_tpu.runtime import extension
 
 _MAGIC = b"tputorch1\n"
 _TEMPORARY = ".new-"
-_NAME = re.compile(r"\w+\.(plan|exe)")
+_NAME = re.compile(r"\w+\.(plan|exe|aot)")
 _STALE_S = 3600  # a temporary file older than this was left by a killed writer
 _CHECK_EVERY = 64  # stores between two looks at the size of the folder
 
@@ -243,7 +243,7 @@ def evict() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file of the cache. ``kind`` is ``plan`` or ``exe``; ``used`` is the time of the last use, as `time.time`."""
+    """One file of the cache. ``kind``: ``plan``, ``exe`` or ``aot``. ``used``: time of the last use, as `time.time`."""
 
     name: str
     kind: str
