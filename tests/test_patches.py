@@ -79,6 +79,12 @@ def test_validate_device_is_needed():
         original("torch.nn.attention.flex_attention:_validate_device")(q, q, q)
 
 
+@pytest.mark.parametrize("module", ["torch._higher_order_ops", "torch._higher_order_ops.associative_scan"])
+def test_associative_scan_is_needed(module):
+    with pytest.raises(ValueError, match="combine_mode='pointwise'"):
+        original(f"{module}:associative_scan")(torch.add, torch.ones(3, device="tpu"), 0)
+
+
 def test_init_is_needed():
     class Op(torch._ops.HigherOrderOperator):
         def __call__(self):

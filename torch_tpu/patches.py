@@ -102,6 +102,18 @@ def _validate_device(original: Callable[..., None]) -> Callable[..., None]:
     return validate_device
 
 
+def _associative_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    def associative_scan(
+        combine_fn: Callable[..., Any], xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+    ) -> Any:
+        leaves = torch.utils._pytree.tree_leaves(xs)
+        if combine_mode == "pointwise" and any(isinstance(t, torch.Tensor) and t.device.type == "tpu" for t in leaves):
+            combine_mode = "generic"  # the same results, for any function
+        return original(combine_fn, xs, dim, reverse, combine_mode)
+
+    return associative_scan
+
+
 def _higher_order_init(original: Callable[..., None]) -> Callable[..., None]:
     key = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 
@@ -150,6 +162,19 @@ PATCHES = [
         since="2.13",
         before="2.14",
         reason="refuses flex attention on devices outside of a fixed list: ValueError, before any dispatch",
+    ),
+    *(
+        Patch(
+            target,
+            _associative_scan,
+            since="2.13",
+            before="2.14",
+            reason="refuses its default mode on devices other than CUDA and XPU: ValueError",
+        )
+        for target in (
+            "torch._higher_order_ops.associative_scan:associative_scan",
+            "torch._higher_order_ops:associative_scan",
+        )
     ),
     Patch(
         "torch._ops:HigherOrderOperator.__init__",
