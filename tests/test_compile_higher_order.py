@@ -229,6 +229,23 @@ def test_associative_scan_training() -> None:
     trains(fn, x, reference=lambda x: x.cumprod(0))
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.cond(x.sum() > 0, lambda x: (x * x.shape[0]).sin(), lambda x: x.cos(), (x,)),
+        lambda x: scan(lambda c, x: (c * x, c + x), x[0], x),
+        lambda x: map_op(lambda row: row.softmax(0), x),
+        torch.compiler.nested_compile_region(lambda x: (x * x.shape[0]).mean(0)),
+    ],
+    ids=["cond", "scan", "map", "region"],
+)
+def test_dynamic_shapes(fn) -> None:
+    run = compiled(fn, dynamic=True)
+    for n in (3, 6, 5, 40):
+        x = tensor(n, 3)
+        torch.testing.assert_close(_to("cpu", run(x.to("tpu"))), fn(x), **TOLERANCE)
+
+
 def test_eager_calls() -> None:
     x = tensor(3)
     for t in (x, x.to("tpu")):
@@ -407,6 +424,14 @@ def test_flex_attention_half_precision_and_strides() -> None:
     assert got.dtype == torch.bfloat16
     assert got.transpose(1, 2).is_contiguous()
     torch.testing.assert_close(got.float().cpu(), want, rtol=2e-2, atol=2e-2)
+
+
+def test_flex_attention_of_dynamic_lengths() -> None:
+    run = compiled(lambda q: flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j)), dynamic=True)
+    for n in (16, 48, 33):
+        q = tensor(2, 2, n, 8)
+        want = _attention(q, q, q, lambda s, b, h, i, j: s + (i - j), lambda b, h, i, j: j >= 0)
+        torch.testing.assert_close(run(q.to("tpu")).cpu(), want, **TOLERANCE)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
