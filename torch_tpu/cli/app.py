@@ -128,6 +128,7 @@ def _cache_summary(found: list[disk_cache.Entry]) -> dict[str, Any]:
         "enabled": disk_cache.enabled(),
         "plans": sum(e.kind == "plan" for e in found),
         "programs": sum(e.kind == "exe" for e in found),
+        "traces": sum(e.kind == "aot" for e in found),
         "bytes": sum(e.bytes for e in found),
         "limit": config.CACHE_BYTES.value,
     }

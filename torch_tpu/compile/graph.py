@@ -59,6 +59,7 @@ class Program:
     """
 
     name: str
+    inputs: list[str]
     text: str
     kinds: str
     written: list[int]
@@ -97,7 +98,7 @@ def _whole(gm: GraphModule, kind: str, consumed: Collection[int]) -> Callable[[l
     program = _program(gm, kind, consumed)
     if bounds.is_symbolic(gm) and not program.rng:
         return _start_bounded(program, gm)
-    return start(program, lower.Source(gm))
+    return start(program, gm)
 
 
 def _piece(piece: partition.Piece, kind: str) -> partition.Piece:
@@ -128,6 +129,7 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Program:
     insight.made(gm, name)
     return Program(
         name=name,
+        inputs=[n.name for n in inputs],
         text=text,
         kinds="".join("t" if isinstance(n.meta.get("val"), torch.Tensor) else "s" for n in inputs),
         written=sorted({inputs.index(n.args[0]) for n in nodes if n.target is aten.copy_.default}),
@@ -137,8 +139,11 @@ def _program(gm: GraphModule, kind: str, consumed: Collection[int]) -> Program:
     )
 
 
-def start(program: Program, source: lower.Source) -> Callable[[list[Any]], Any]:
-    """A callable for ``program``. Only a miss of all caches asks ``source`` for its graph."""
+def start(
+    program: Program, gm: GraphModule | None, load: Callable[[], GraphModule] | None = None
+) -> Callable[[list[Any]], Any]:
+    """A callable for ``program``. Its graph is ``gm`` or what ``load`` gives; only a miss of all caches asks."""
+    source = lower.Source(insight.History(program.name, program.inputs), gm, load)
     return _boxed(_static(program, source), program.constants)
 
 
@@ -148,7 +153,7 @@ def _static(program: Program, source: lower.Source) -> extension.CompiledGraph:
 
 
 def _start_bounded(program: Program, gm: GraphModule) -> Callable[[list[Any]], Any]:
-    source = lower.Source(gm)
+    source = lower.Source(insight.History(program.name, program.inputs), gm)
     kinds = "".join(_kind(n) for n in gm.graph.nodes if n.op == "placeholder")
 
     def at(found: Mapping[sympy.Symbol, sympy.Integer]) -> extension.CompiledGraph:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import sympy
 import torch
@@ -32,20 +31,19 @@ Form = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(slots=True)
-class _History:
+class History:
+    """What a graph was called with so far: ``inputs`` are the names of its inputs."""
+
     name: str
-    compile_id: CompileId | None
+    inputs: Sequence[str]
+    compile_id: CompileId | None = field(default_factory=CompileContext.current_compile_id)
     forms: list[Form] = field(default_factory=list)
     programs: int = 0
 
 
-_graphs: WeakKeyDictionary[GraphModule, _History] = WeakKeyDictionary()
-
-
 def made(gm: GraphModule, name: str) -> None:
-    """A graph became a callable: show it."""
-    history = _graphs[gm] = _History(name, CompileContext.current_compile_id())
-    trace_structured_artifact(f"torchtpu_fx_graph_{name}", "string", lambda: _text(gm), compile_id=history.compile_id)
+    """A graph was traced: show it."""
+    trace_structured_artifact(f"torchtpu_fx_graph_{name}", "string", lambda: _text(gm))
     folder = config.DUMP_DIR.value
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,15 +54,18 @@ def _text(gm: GraphModule) -> str:
     return str(gm.graph.python_code("self", verbose=True, include_stride=True, include_device=True).src)
 
 
-def lowered(gm: GraphModule, call: Any, stablehlo: str, bounds: Mapping[sympy.Symbol, sympy.Integer]) -> None:
-    """A call of ``gm`` (a MissCall) got a program: show it, and say why an earlier one does not do.
+def lowered(
+    history: History,
+    call: Any,
+    stablehlo: str,
+    bounds: Mapping[sympy.Symbol, sympy.Integer],
+    inputs: Sequence[Node] = (),
+) -> None:
+    """A call of a graph (a MissCall) got a program: show it, and say why an earlier one does not do.
 
     Args:
-        bounds: of the symbolic sizes, if the program is for all sizes up to them.
+        bounds: of the symbolic sizes, if the program is for all sizes up to them; then ``inputs`` shows them.
     """
-    history = _graphs.get(gm)
-    if history is None:
-        return
     trace_structured_artifact(
         f"torchtpu_stablehlo_graph_{history.name}_{history.programs}",
         "string",
@@ -72,7 +73,7 @@ def lowered(gm: GraphModule, call: Any, stablehlo: str, bounds: Mapping[sympy.Sy
         compile_id=history.compile_id,
     )
     history.programs += 1
-    form = _form(call, [n for n in gm.graph.nodes if n.op == "placeholder"], bounds)
+    form = _form(call, history.inputs, inputs, bounds)
     if history.forms:
         message = f"{history.name}: program {history.programs}, because " + explain(form, history.forms)
         log.info("%s", message)
@@ -97,15 +98,17 @@ def _differences(new: Form, old: Form) -> Iterator[str]:
                 break
 
 
-def _form(call: Any, inputs: Sequence[Node], bounds: Mapping[sympy.Symbol, sympy.Integer]) -> Form:
+def _form(
+    call: Any, names: Sequence[str], inputs: Sequence[Node], bounds: Mapping[sympy.Symbol, sympy.Integer]
+) -> Form:
     slots: dict[int, str] = {}
     form: dict[str, Mapping[str, str]] = {
         _where(symbol, inputs): {"the bound": str(bound)} for symbol, bound in bounds.items()
     }
-    for i, (node, arg) in enumerate(zip(inputs, call.args, strict=False)):  # behind them: numbers of symbols, operands
-        part = f"input {i} ({node.name})"
+    for i, (name, arg) in enumerate(zip(names, call.args, strict=False)):  # behind them: numbers of symbols, operands
+        part = f"input {i} ({name})"
         if arg is not None and arg[0] == "tensor":
-            is_bounded = bool(bounds) and bool(_symbols(node))
+            is_bounded = bool(bounds) and bool(_symbols(inputs[i]))
             form[part] = _tensor(call, call.tensors[arg[1]], slots, part, is_bounded=is_bounded)
         else:
             form[part] = {"value": repr(arg if arg is None or arg[0] != "value" else arg[1])}

@@ -27,18 +27,21 @@ from torch_tpu.modes.plan import Plan
 
 
 class Source:
-    """A graph that may still be on disk: only lowering needs it."""
+    """A graph that may still be on disk: only lowering needs it. ``history``: of the calls of its program."""
 
-    def __init__(self, gm: GraphModule | None, load: Callable[[], GraphModule] | None = None) -> None:
-        self.gm = gm
+    def __init__(
+        self, history: insight.History, gm: GraphModule | None, load: Callable[[], GraphModule] | None = None
+    ) -> None:
+        self.history = history
+        self._gm = gm
         self._load = load
 
     def get(self) -> GraphModule:
         """The graph."""
-        if self.gm is None:
+        if self._gm is None:
             assert self._load is not None
-            self.gm = self._load()
-        return self.gm
+            self._gm = self._load()
+        return self._gm
 
 
 def lower(source: Source, text: str, consumed: Collection[int], rng: bool, call: Any) -> Plan:
@@ -71,8 +74,8 @@ def _plan(
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plan = make()
         stored.keep_plan(name, plan)
-    if source.gm is not None:
-        insight.lowered(source.gm, call, plan.stablehlo, bounds or {})
+    inputs = [n for n in source.get().graph.nodes if n.op == "placeholder"] if bounds else ()
+    insight.lowered(source.history, call, plan.stablehlo, bounds or {}, inputs)
     return stored.attach_executable(plan)
 
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._functorch import config as functorch_config
@@ -39,7 +38,8 @@ from torch.fx import GraphModule
 from torch.fx._graph_pickler import GraphPickler, Options
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_tpu.compile import graph, insight, lower
+from torch_tpu import config
+from torch_tpu.compile import graph
 from torch_tpu.modes import stored
 from torch_tpu.runtime import compiler, disk_cache
 
@@ -59,13 +59,15 @@ class Artifact(OutputCode):
         self.gm: GraphModule | None = gm
         self.pickled = b""
         self._boxed_call = True  # AOTAutograd: takes one list, and empties it
-        self._start(lower.Source(gm))
+        self._start(gm)
 
-    def _start(self, source: lower.Source) -> None:
-        if self.program is None:
-            call = graph.compile_graph(source.get(), self.kind, consumed=self.consumed)
+    def _start(self, gm: GraphModule | None, load: Callable[[], GraphModule] | None = None) -> None:
+        if self.program is not None:
+            call = graph.start(self.program, gm, load)
         else:
-            call = graph.start(self.program, source)
+            loaded = gm if load is None else load()
+            assert loaded is not None
+            call = graph.compile_graph(loaded, self.kind, consumed=self.consumed)
         self.call = graph.with_options(call, self.options)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -98,11 +100,9 @@ class Artifact(OutputCode):
             graph.load_rules()
             gm = GraphPickler.loads(self.pickled, fake_mode)  # type: ignore[arg-type]
             assert isinstance(gm, GraphModule)
-            if self.program is not None:
-                insight.made(gm, self.program.name)
             return gm
 
-        self._start(lower.Source(None, load))
+        self._start(None, load)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """There are no Triton kernels."""
@@ -168,8 +168,27 @@ def _keep(key: str, content: bytes) -> None:
 
 
 def active() -> bool:
-    """Whether compiled graphs are kept: there is a disk cache, and our sources are those that this process read."""
-    return disk_cache.enabled() and functorch_config.enable_autograd_cache and bool(stored.rules_digest())
+    """Whether traces are kept: there is a disk cache, our sources are those that this process read, and nobody wants to
+    see the graphs."""
+    wanted = functorch_config.enable_autograd_cache and config.DUMP_DIR.value is None
+    return wanted and disk_cache.enabled() and bool(stored.rules_digest())
+
+
+_INHERITED = object()
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """PyTorch has no way to say these, so its attribute is ours within the block."""
+    own = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
 
 
 @contextlib.contextmanager
@@ -185,8 +204,8 @@ def cache(options: compiler.Options) -> Iterator[Callable[[Any], Any]]:
     with (
         # Artifacts in the entry; the backward is compiled with the forward, and kept with it.
         functorch_config.patch(bundled_autograd_cache=True, force_non_lazy_backward_lowering=True),
-        mock.patch.object(autograd_cache, "AOTAutogradCacheDetails", partial(_Details, options)),
-        mock.patch.object(AOTAutogradCache, "iterate_over_candidates", _candidates),
-        mock.patch.object(AOTAutogradCache, "_write_to_local_cache", _keep),
+        _replaced(autograd_cache, "AOTAutogradCacheDetails", partial(_Details, options)),
+        _replaced(AOTAutogradCache, "iterate_over_candidates", staticmethod(_candidates)),
+        _replaced(AOTAutogradCache, "_write_to_local_cache", staticmethod(_keep)),
     ):
         yield lambda compiler: SerializableAOTDispatchCompiler(Artifact, compiler)
