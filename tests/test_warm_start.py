@@ -185,6 +185,19 @@ def test_a_graph_of_unknown_code_is_not_kept(filled) -> None:
     assert run(filled[0], PRELUDE=CUSTOM)["bypass"] == 1
 
 
+EFFECTS = """
+x = torch.eye(3, device="tpu") * 2
+y = torch.compile(lambda x: torch.linalg.inv(x) @ x, backend="tpu")(x)  # a check of the result: an op with effects
+assert torch.equal(y.cpu(), torch.eye(3))
+counters["aot_autograd"].clear()
+"""
+
+
+def test_a_graph_with_effects_is_traced_each_time(filled) -> None:
+    for _ in range(2):
+        assert run(filled[0], PRELUDE=EFFECTS)["results"] == filled[1]["results"]
+
+
 def test_without_the_disk_cache(tmp_path: Path) -> None:
     off = run(tmp_path, TORCH_TPU_CACHE="0")
     assert "miss" not in off

@@ -29,6 +29,7 @@ from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._guards import detect_fake_mode
+from torch._higher_order_ops.effects import with_effects
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import BypassFxGraphCache, FxGraphCache
 from torch._inductor.output_code import OutputCode
@@ -79,6 +80,9 @@ class Artifact(OutputCode):
             self._pack()
 
     def _pack(self) -> None:
+        assert self.gm is not None
+        if any(n.target is with_effects for n in self.gm.graph.nodes):
+            raise BypassAOTAutogradCache("an op with effects: the cache of PyTorch does not pass its token on")
         try:
             self.pickled = GraphPickler.dumps(self.gm, Options(None, lambda key: key == "val"))
         except _NO_PICKLE as e:
