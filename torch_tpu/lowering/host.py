@@ -20,6 +20,8 @@ Dims = tuple[Sequence[int], Sequence[int]]
 
 # Below, the other thread that XLA takes overlaps with the caller's next ops, which is worth more than a better kernel.
 _MIN_FLOPS = 8 << 20
+# For bfloat16 on AVX-512 without AMX, where XLA is as fast up to here (512x512x512: 2.0 against 2.3 ms; 1024: 15 and 8).
+_MIN_FLOPS_AVX512_BF16 = 1 << 29
 # XLA runs programs of fewer flops in the caller's thread, but not its own dot.
 _INLINE_FLOPS = 1000
 
@@ -30,20 +32,23 @@ def _free(x: Value, *used: Sequence[int]) -> list[int]:
 
 
 @functools.cache
-def _dtypes() -> frozenset[torch.dtype]:
-    """Where PyTorch's kernels are faster than XLA's (benchmarks/products.py)."""
-    fast = {torch.float32, torch.float64}
-    if torch.cpu._is_amx_tile_supported():  # else they are five times slower
-        fast.add(torch.bfloat16)
-    return frozenset(fast)
+def _least_flops() -> dict[torch.dtype, int]:
+    """From where on PyTorch's kernels are faster than XLA's (benchmarks/products.py); without an entry they are not."""
+    least = {torch.float32: _MIN_FLOPS, torch.float64: _MIN_FLOPS}
+    if torch.cpu._is_amx_tile_supported():
+        least[torch.bfloat16] = _MIN_FLOPS
+    elif torch.cpu._is_avx512_bf16_supported():  # on less they are five times slower
+        least[torch.bfloat16] = _MIN_FLOPS_AVX512_BF16
+    return least
 
 
 def takes_product(cx: LowerContext, x: Value, y: Value, *, contract: Dims, batch: Dims = ((), ())) -> bool:
     """Whether :func:`product` is to be used for these operands."""
-    if not cx.state.host_kernels or x.dtype not in _dtypes() or x.dtype != y.dtype:
+    least = _least_flops().get(x.dtype)
+    if not cx.state.host_kernels or least is None or x.dtype != y.dtype:
         return False
     columns = math.prod(y.shape[d] for d in _free(y, contract[1], batch[1]))
-    return 2 * x.type.numel * columns >= _MIN_FLOPS
+    return 2 * x.type.numel * columns >= least
 
 
 def takes_tiny_product(cx: LowerContext, x: Value, y: Value) -> bool:
