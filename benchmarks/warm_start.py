@@ -8,8 +8,6 @@ JSON line a case, in seconds, the smallest of the rounds:
     cold, warm          from before torch.compile to the first result on the device, in the first and the second process
     ... with imports    the same and the import of torch and torch_tpu
     ... imported        the same in processes that imported torch._dynamo before (which torch.compile does otherwise)
-    floor               of a process with backend="eager": dynamo alone, for the same model
-    above the floor     (warm - floor) / (cold - floor), both imported: what is left of all that a backend can keep
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def _model(case: str) -> tuple[Any, Any]:
     return model.to("tpu"), x.to("tpu")
 
 
-def child(case: str, backend: str, imported: bool) -> None:
+def child(case: str, imported: bool) -> None:
     """Measure in this process; prints one JSON line."""
     started = time.perf_counter()
     import torch
@@ -56,7 +54,7 @@ def child(case: str, backend: str, imported: bool) -> None:
     model.train(training)
     torch.tpu.synchronize()
     began = time.perf_counter()
-    step = torch.compile(model, backend=backend)
+    step = torch.compile(model, backend="tpu")
     with torch.set_grad_enabled(training):
         y = step(x)
         if training:
@@ -86,17 +84,15 @@ def measure(case: str, rounds: int) -> dict[str, float]:
         for options, suffix in ((), ""), (("--imported",), " imported"):
             with tempfile.TemporaryDirectory() as folder:
                 cold, warm = _process(case, folder, *options), _process(case, folder, *options)
-                floor = _process(case, folder, *options, "--backend", "eager")
             if cold["value"] != warm["value"]:
                 raise RuntimeError(f"{case}: the first process got {cold['value']}, the second {warm['value']}")
-            for name, figures in (("cold", cold), ("warm", warm), ("floor", floor)):
+            for name, figures in (("cold", cold), ("warm", warm)):
                 least(name + suffix, figures["first"])
                 if not options:
                     least(name + " with imports", figures["with imports"])
     for suffix in ("", " with imports", " imported"):
         found["ratio" + suffix] = found["warm" + suffix] / found["cold" + suffix]
-    cold_cost, warm_cost = (found[f"{name} imported"] - found["floor imported"] for name in ("cold", "warm"))
-    return {**found, "above the floor": warm_cost / cold_cost}
+    return found
 
 
 def main() -> None:
@@ -105,11 +101,10 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--child", choices=CASES)
-    parser.add_argument("--backend", default="tpu")
     parser.add_argument("--imported", action="store_true")
     args = parser.parse_args()
     if args.child is not None:
-        child(args.child, args.backend, args.imported)
+        child(args.child, args.imported)
         return
     for case in args.case or CASES:
         figures = {k: round(v, 3) for k, v in measure(case, args.rounds).items()}
