@@ -248,6 +248,17 @@ def test_training_convolution() -> None:
     _train(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)), tensor(2, 3, 9, 9))
 
 
+def test_training_convolution_of_data() -> None:
+    """The gradient of the input is not asked for: a result that an op does not give."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh())
+    twin = copy.deepcopy(module).to("tpu")
+    x = tensor(2, 3, 9, 9)
+    module(x).square().sum().backward()
+    compiled(twin)(x.to("tpu")).square().sum().backward()
+    for a, b in zip(twin.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-3, atol=1e-4)
+
+
 def test_training_attention() -> None:
     _train(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), tensor(2, 5, 16))
 

@@ -24,7 +24,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_tpu.ir.builder import Number, Value
 from torch_tpu.ir.types import TensorType
-from torch_tpu.lowering.driver import UNINITIALIZED, GraphLowering, lower_node, scalars_as_values, uninitialized
+from torch_tpu.lowering.driver import (
+    UNINITIALIZED,
+    GraphLowering,
+    lower_node,
+    result_types,
+    scalars_as_values,
+    uninitialized,
+)
 from torch_tpu.lowering.registry import RULES as STATIC_RULES
 from torch_tpu.lowering.size_math import Sizes, Unbounded, expression
 
@@ -168,11 +175,9 @@ class Lowering(GraphLowering):
 
     def emit(self, op: OpOverload, val: Any, args: Any, kwargs: Any) -> list[Any]:
         """``op`` at the fixed sizes; ``val``: what its node promises."""
-        types: list[TensorType] = []
-        tree_map_only(torch.Tensor, lambda t: types.append(self.type_of(t)), val)
-        return self.emit_as(op, types, args, kwargs)
+        return self.emit_as(op, result_types(val, self.sizes.bound), args, kwargs)
 
-    def emit_as(self, op: OpOverload, types: Sequence[TensorType], args: Any, kwargs: Any | None = None) -> list[Any]:
+    def emit_as(self, op: OpOverload, types: Sequence[Any], args: Any, kwargs: Any | None = None) -> list[Any]:
         """``op`` with results of ``types``. Numbers that the schema calls sizes are bounds, others are values."""
         if op in UNINITIALIZED:
             return [uninitialized(self.b, types[0], self.state)]

@@ -26,7 +26,7 @@ def _show(types: Sequence[TensorType | None]) -> str:
 def lower_node(
     b: Builder,
     op: OpOverload,
-    outs: Sequence[TensorType],
+    outs: Sequence[Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -36,7 +36,8 @@ def lower_node(
     """Emit the StableHLO of ``op`` into ``b``.
 
     Args:
-        outs: result types from the meta kernel, flattened; empty for rules marked dynamic.
+        outs: result types from the meta kernel, flattened (None: a result that this call does not have); empty for rules
+            marked dynamic.
         args, kwargs: as ATen gets them, with each tensor replaced by a :class:`Value`.
 
     Returns:
@@ -106,10 +107,11 @@ class Draws:
         return RngOperands(self.operands.seed, offset)
 
 
-def _types(val: Any, size: Size = int) -> list[TensorType]:
-    found: list[TensorType] = []
-    tree_map_only(torch.Tensor, lambda t: found.append(TensorType(tuple(map(size, t.shape)), t.dtype)), val)
-    return found
+def result_types(val: Any, size: Size = int) -> list[Any]:
+    """The TensorType of each result of a node; None for a result that it does not give."""
+    given = val if isinstance(val, (tuple, list)) else [val]
+    leaves = torch.utils._pytree.tree_leaves(given, is_leaf=lambda x: x is None)
+    return [TensorType(tuple(map(size, t.shape)), t.dtype) if isinstance(t, torch.Tensor) else None for t in leaves]
 
 
 def lower_graph(
@@ -193,7 +195,7 @@ class GraphLowering:
             raise LoweringMissing("a Python function in a graph has no rule.", op=str(node.target))
         if node.target is aten.copy_.default:
             return self.copy(node, *args)
-        types = _types(val, self.size)
+        types = result_types(val, self.size)
         if node.target in UNINITIALIZED:
             return uninitialized(self.b, types[0], self.state)
         args, kwargs = scalars_as_values(self.b, node.target, args, kwargs, types)
@@ -213,7 +215,7 @@ class GraphLowering:
         def emit(gm: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
             return GraphLowering(self.b, gm, self.state, None, self.size, {}).run(inputs)
 
-        outs = [_types(t, self.size)[0] if isinstance(t, torch.Tensor) else None for t in val]
+        outs = result_types(val, self.size)
         return rule(control_flow.RegionContext(self.b, op, outs, emit), *args)
 
     def copy(self, node: Node, target: Value, source: Value, non_blocking: bool = False) -> Value:
@@ -230,13 +232,13 @@ _WIDE = (torch.float64, torch.complex128)
 
 
 def scalars_as_values(
-    b: Builder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[TensorType]
+    b: Builder, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outs: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """A graph's numbers as a rule gets them from an eager call: rank-0 values, unless the rule keys or tests them."""
     entry = RULES.get(op)
     if entry is None:
         return list(args), dict(kwargs)
-    found = [t.dtype for t in outs]
+    found = [t.dtype for t in outs if t is not None]
     tree_map_only(Value, lambda v: found.append(v.dtype), (args, kwargs))
     number = torch.float64 if any(d in _WIDE for d in found) else torch.float32
 
